@@ -31,9 +31,11 @@ import torch
 from torch import Tensor
 
 from dpbam.app.runs.class_counts import offsets
+from dpbam.app.runs.first_release import shrunk
 from dpbam.auto import (
     AVERAGE,
     BALANCE,
+    CENTRE,
     CLIP_NORM,
     COUNTS,
     GRAM_WEIGHT,
@@ -43,12 +45,12 @@ from dpbam.auto import (
     path_length,
     single_release_sigma,
 )
-from dpbam.features import HEAD_SCALE
+from dpbam.features import HEAD_SCALE, recentre_rows
 from dpbam.heads.closed_form import BOUND, class_targets
 from dpbam.privacy.plan import default_delta
 
 Record = dict[str, Any]
-Head = tuple[Tensor, Tensor]  # weight [D, K], bias [K]
+Head = tuple[Tensor, Tensor, Tensor]  # weight [D, K], bias [K], centre of the features [D]
 
 FITTED = ("cifar10", "pneumonia")  # sources on whose validation records the rule was chosen
 PATHS = (0.5, 1.0, 2.0, 4.0)  # times the rule's
@@ -139,27 +141,47 @@ def heads(
     counts = np.bincount(y.numpy(), minlength=classes)
     # the counts take a share of the budget: precisions of Gaussian releases add up
     noise = COUNTS * sigma
-    remaining = 1 / math.sqrt(1 / sigma**2 - 1 / noise**2)
+    remaining = sigma / math.sqrt(1 - 1 / COUNTS**2 - 1 / CENTRE**2)
     noised = counts + noise * np.random.default_rng(seed).standard_normal(classes)
-    settings = [(length * p, c) for p in PATHS for c in CLIPS]
-    fitted = descend(x, y, classes, sigma, [*settings, (length, CLIP_NORM)], seed)
-    (weight, bias), *_ = descend(x, y, classes, remaining, [(length, CLIP_NORM)], seed)
+    centre = released_centre(x, CENTRE * sigma, seed)
+    moved = recentre_rows(x, centre)
+    ((weight, bias),) = descend(moved, y, classes, remaining, [(length, CLIP_NORM)], seed)
     shift = torch.from_numpy(offsets(noised, noise, n, BALANCE)).float()
-    yield "rule", (weight, bias - shift)
+    yield "rule", (weight, bias - shift, centre)
     exact = np.log(np.maximum(counts / n, 0.2 / classes))
-    for (path, clip), (weight, bias) in zip(settings, fitted, strict=False):
-        for share in BALANCES:
-            name = f"path {path / length:g} C {clip:g} balance {share:g}"
-            yield name, (weight, bias - share * torch.from_numpy(exact).float())
+    settings = [(length * p, c) for p in PATHS for c in CLIPS]
+    # the alternatives pay for a centre where they have one, and not for the class counts
+    after = sigma / math.sqrt(1 - 1 / CENTRE**2)
+    for rows, origin, left, words in (
+        (moved, centre, after, "centred"), (x, torch.zeros(x.shape[1]), sigma, "not centred")
+    ):  # fmt: skip
+        fitted = descend(rows, y, classes, left, settings, seed)
+        for (path, clip), (weight, bias) in zip(settings, fitted, strict=True):
+            for share in BALANCES:
+                name = f"{words} path {path / length:g} C {clip:g} balance {share:g}"
+                yield name, (weight, bias - share * torch.from_numpy(exact).float(), origin)
     yield from solve(x, y, classes, sigma, seed)
-    (plain, *_) = descend(x, y, classes, 0.0, [(max(4 * length, 100.0), 1e6)], seed)
-    yield "not private", plain
+    mean = x.mean(0)
+    ((weight, bias),) = descend(
+        recentre_rows(x, mean), y, classes, 0.0, [(max(4 * length, 100.0), 1e6)], seed
+    )
+    yield "not private", (weight, bias, mean)
+
+
+def released_centre(x: Tensor, sigma: float, seed: int) -> Tensor:
+    """Simulate the release of the mean of the features: :mod:`dpbam.app.runs.first_release`."""
+    generator = torch.Generator().manual_seed(1000 + seed)
+    n, d = x.shape
+    noised = x.mean(0) + sigma / n * torch.randn(d, generator=generator)
+    return torch.from_numpy(shrunk(noised.double().numpy(), sigma / n)).float()
 
 
 def _scores(head: Head, held: Sequence[Tensor]) -> list[float]:
     """Return accuracy on validation records; accuracy and balanced accuracy on test records."""
-    weight, bias = head
+    weight, bias, centre = head
     valid_x, valid_y, test_x, test_y = held
+    if centre.any():
+        valid_x, test_x = recentre_rows(valid_x, centre), recentre_rows(test_x, centre)
     valid = ((valid_x @ weight + bias).argmax(1) == valid_y).double().mean()
     right = ((test_x @ weight + bias).argmax(1) == test_y).double()
     by_class = torch.stack([right[test_y == c].mean() for c in sorted(set(test_y.tolist()))]).mean()
@@ -169,7 +191,7 @@ def _scores(head: Head, held: Sequence[Tensor]) -> list[float]:
 def descend(
     x: Tensor, y: Tensor, classes: int, sigma: float, settings: Sequence[tuple[float, float]],
     seed: int,
-) -> list[Head]:  # fmt: skip
+) -> list[tuple[Tensor, Tensor]]:  # fmt: skip
     """Simulate :func:`dpbam.heads.fit_by_descent` for several pairs of L and C at once.
 
     Without noise (sigma 0) the gradient is not clipped, and lr = L / T.
@@ -218,8 +240,9 @@ def solve(
         solved = vectors @ ((vectors.T @ cross) / (values.clamp(min=0) + penalty)[:, None])
         weight = solved[:-1] * deviation / math.sqrt(2)
         bias = solved[-1] * deviation / math.sqrt(2) + 1 / classes
-        yield f"closed form, ridge {ridge:g}", (weight, bias)
-        yield f"closed form, ridge {ridge:g}, balanced", (weight / shares, bias / shares)
+        origin = torch.zeros(len(weight))
+        yield f"closed form, ridge {ridge:g}", (weight, bias, origin)
+        yield f"closed form, ridge {ridge:g}, balanced", (weight / shares, bias / shares, origin)
 
 
 if __name__ == "__main__":

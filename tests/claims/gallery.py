@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import test_accounting_claims as accounting_claims
 import test_bits_claims as bits_claims
+import test_first_release_claims as first_release_claims
 import test_first_use_claims as first_use_claims
 import test_generator_claims as generator_claims
 import test_gradient_claims as gradient_claims
@@ -374,6 +375,7 @@ CLAIMS = {
     "first use": first_use_claims.MISTAKES,
     "generators": generator_claims.MISTAKES,
     "the closed-form head": head_claims.MISTAKES,
+    "before the first step": first_release_claims.MISTAKES,
     "what is published": publishing_claims.MISTAKES,
 }
 GALLERY: dict[str, dict[str, Mistake]] = {

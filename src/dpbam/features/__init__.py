@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dpbam._names import ENCODER, did_you_mean
 from dpbam.errors import ArgumentError
-from dpbam.features.base import HEAD_SCALE, Features, digest_of, standardise_rows
+from dpbam.features.base import HEAD_SCALE, Features, digest_of, recentre_rows, standardise_rows
 from dpbam.features.cache import cached_features, feature_key
 from dpbam.features.encoders import EncoderFeatures
 from dpbam.features.onnx import ONNX, OnnxFeatures
@@ -33,6 +33,7 @@ __all__ = [
     "digest_of",
     "feature_key",
     "make_features",
+    "recentre_rows",
     "standardise_rows",
 ]
 

@@ -72,6 +72,21 @@ def standardise_rows(features: Tensor) -> Tensor:
     return torch.where(constant, 0.0, centred / norms.clamp(min=_LEAST)).float()
 
 
+def recentre_rows(rows: Tensor, centre: Tensor) -> Tensor:
+    """Subtract a public centre [D] from rows [N, D], and scale each to norm 1 again.
+
+    Each row is a function of that row and the centre alone; one that is zero stays zero.
+
+    Example:
+        >>> recentre_rows(torch.tensor([[0.6, 0.8], [0.0, 0.0]]), torch.tensor([0.6, 0.0]))
+        tensor([[0., 1.],
+                [0., 0.]])
+    """
+    moved = torch.where(rows.any(dim=1, keepdim=True), rows - centre, 0.0)
+    norms: Tensor = moved.norm(dim=1, keepdim=True)
+    return moved / norms.clamp(min=_LEAST)
+
+
 def digest_of(features: Features) -> str:
     """Return SHA-256 of a feature extractor's description: equal digests, equal features."""
     text = json.dumps(features.description(), sort_keys=True, default=list)

@@ -233,7 +233,7 @@ def test_the_statement_lists_the_facts_that_auto_used(automatic):
     }  # fmt: skip
     assert set(by_rule["settings"]) == {
         "model", "head", "batch_size", "epochs", "clip_norm", "optimizer", "lr", "momentum", "swa",
-        "release_counts", "balance",
+        "release_counts", "release_centre", "balance",
     }  # fmt: skip
     text = (out / "privacy-statement.md").read_text()
     assert "from public facts alone: n 1438" in text.replace("\\", "")

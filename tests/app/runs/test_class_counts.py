@@ -9,13 +9,13 @@ from dpbam.app.audit.check import check_run, signed_off
 from dpbam.app.runs import Budget, ConfigError, RunConfig, RunError, execute, prepare
 from dpbam.app.runs.bias import measure
 from dpbam.app.runs.class_counts import (
-    _release,
     balanced,
     contributions,
     offsets,
     sensitivity,
 )
 from dpbam.app.runs.files import read_json
+from dpbam.app.runs.first_release import _release
 from dpbam.app.runs.folder import RunFolder
 from dpbam.data import from_arrays
 from dpbam.privacy.accounting import Charge
@@ -100,7 +100,7 @@ def test_lost_counts_are_repeated_if_seeded_and_refused_if_not(tmp_path):
         text = counts.read_text()
         counts.unlink()
         if seed is None:
-            with pytest.raises(RunError, match="restore the file, or start a new run"):
+            with pytest.raises(RunError, match="restore its files, or start a new run"):
                 execute(config, out, resume=True)
         else:
             assert execute(config, out, resume=True).epsilon == before.epsilon
@@ -114,7 +114,7 @@ def test_an_audit_notices_counts_that_were_not_charged(tmp_path):
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[1:]))
     wrong = {finding.check for finding in check_run(tmp_path / "run") if not finding.right}
-    assert "class counts are charged once, at q = 1, where they are released" in wrong
+    assert "what is released before the first step is charged once, at q = 1" in wrong
 
 
 def test_weights_balance_and_noise_alone_makes_none_large():

@@ -19,7 +19,13 @@ from dpbam.app.audit.evidence import Evidence, Finding, Release, digits
 from dpbam.app.audit.stated import STATED, signature
 from dpbam.app.runs.automatic import not_by_rule
 from dpbam.app.runs.config import RunConfig, read_file
-from dpbam.app.runs.documents import Attacks, DamagedFileError, Statement, first_problem
+from dpbam.app.runs.documents import (
+    Attacks,
+    DamagedFileError,
+    FeatureCentre,
+    Statement,
+    first_problem,
+)
 from dpbam.app.runs.facts import difference
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
 from dpbam.app.runs.identity import config_digest, file_digest, public_key
@@ -177,8 +183,9 @@ def _mechanism(e: Evidence) -> Iterator[Finding]:
     rate = e.config.expected_batch(int(f.n)) / int(f.n)
     sigmas = {one.noise_multiplier for one in e.steps}
     before = [(one.noise_multiplier, one.sampling_rate) for one in e.releases if not one.is_step]
-    paid = [] if e.config.release_counts is None else [(e.config.release_counts, 1.0)]
-    yield Finding("class counts are charged once, at q = 1, where they are released",
+    sigma = e.config.released_before
+    paid = [] if sigma is None else [(sigma, 1.0)]
+    yield Finding("what is released before the first step is charged once, at q = 1",
                   before == paid, f"{len(before)} charged, {len(paid)} released")  # fmt: skip
     expected = _charged(float(f.noise_multiplier), e.config.joint_noise_multipliers)
     yield Finding(
@@ -282,6 +289,25 @@ def _model(e: Evidence, state: TrainerState) -> Finding:
     return Finding(what, not odd, f"{len(odd)} of {len(expected)} tensors differ")
 
 
+def _centre(e: Evidence) -> Iterator[Finding]:
+    """A centre of features came from the release that is charged, and from nothing else."""
+    import torch
+
+    from dpbam.app.runs.first_release import shrunk
+
+    if e.config.release_centre is None:
+        return
+    what, weights = "the model's centre is the one that was released", _weights(e)
+    if isinstance(weights, str) or "centre" not in weights or not e.folder.centre.exists():
+        yield Finding(what, False, "a file or the centre is missing")
+        return
+    stored = FeatureCentre.read(e.folder.centre)
+    noise = e.config.release_centre / int(e.facts.n)
+    expected = torch.from_numpy(shrunk(np.array(stored.mean), noise)).float()
+    same = torch.equal(expected, weights["centre"].float())
+    yield Finding(what, same and stored.noise == noise, f"noise {noise:.3g} per coordinate")
+
+
 def _published(e: Evidence) -> Iterator[Finding]:
     paid = set(released_files(e.config))
     allowed, listed = {*PUBLISHABLE, *paid}, set(e.statement.may_be_published)
@@ -289,7 +315,7 @@ def _published(e: Evidence) -> Iterator[Finding]:
                   ", ".join(sorted(listed)))  # fmt: skip
     yield Finding("statistics are released only where they are paid for",
                   not any(path.exists() and path.name not in paid for path in
-                          (e.folder.statistics, e.folder.class_counts)),
+                          (e.folder.statistics, e.folder.class_counts, e.folder.centre)),
                   ", ".join(sorted(paid)) or "none")  # fmt: skip
     marked = [n for n in sorted(allowed) if _mentions(e.folder.path / n, b"non_private")]
     yield Finding("nothing unprotected is in them", not marked, ", ".join(marked) or "nothing")
@@ -297,7 +323,7 @@ def _published(e: Evidence) -> Iterator[Finding]:
 
 _CHECKS = (
     _epsilon, _trade_off, _ledger, _mechanism, _configuration, _rule, _checkpoints, _fixed,
-    _published, _identity, *STATED,
+    _centre, _published, _identity, *STATED,
 )  # fmt: skip
 
 

@@ -323,8 +323,8 @@ def halves(records: int, shadows: int) -> NDArray[np.bool_]:
 def _shadow(config: RunConfig, sigma: float, k: int, shadows: int, send: Send) -> Statistics:
     """Train the k-th shadow model, seeded, and return the statistics of all records."""
     quiet = config.replace(seed=k, noise_seed=None, noise="standard", budget=None,
-                           release_norms=None, release_counts=None, balance=0.0,
-                           measure_bias=None, eval_every=10**9, num_workers=0,
+                           release_norms=None, release_counts=None, release_centre=None,
+                           balance=0.0, measure_bias=None, eval_every=10**9, num_workers=0,
                            auto_facts={}, auto_settings=())  # fmt: skip
     prepared = prepare(quiet, noise_multiplier=sigma or None)
     everyone = _everyone(prepared)

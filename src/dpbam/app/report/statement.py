@@ -96,8 +96,8 @@ def _charges(runs: Sequence[Run]) -> list[Charge]:
     for run in runs:
         s = run.statement
         steps[(s["charged_noise_multiplier"], s["sampling_rate"])] += s["charged_steps"]
-        if s.get("count_noise_multiplier"):
-            steps[(s["count_noise_multiplier"], 1.0)] += 1
+        if s.get("noise_multiplier_before"):
+            steps[(s["noise_multiplier_before"], 1.0)] += 1
     return [Charge(sigma, q, count) for (sigma, q), count in steps.items()]
 
 

@@ -165,6 +165,8 @@ def _chosen(config: RunConfig, choice: auto.Choice, n: int) -> dict[str, Any]:
         "clip_norm": choice.clip_norm,
         "optimizer": "sgd",
     }
+    if choice.release_centre is not None:
+        rule["release_centre"] = choice.release_centre
     if config.ema is None and choice.average is not None:
         rule["swa"] = round(1 - choice.average, 6)
     wanted = choice.balance and (config.balance or "balance" not in given)

@@ -94,6 +94,8 @@ def _make_feature_model(config: RunConfig, train: DataSet) -> FeatureModel:
     model = build_feature_model(
         config.model, image_shape=(channels, height, width), num_outputs=train.num_classes
     )
+    if config.release_centre is not None:
+        model = model.add_centre()
     if config.in_closed_form:
         task = config.task or train.task
         model = model.in_closed_form(

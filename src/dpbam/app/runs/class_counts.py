@@ -10,9 +10,9 @@ multi-label, L findings               sqrt(L)
 
 whatever its number of records, and adding or removing a unit changes the sum by that much. The sum
 is released with Gaussian noise of ``release_counts`` (sigma_c) times this sensitivity: a Gaussian
-mechanism on all units, charged with q = 1. It composes with the steps; the plan's sigma is
-calibrated so that both together stay within epsilon. Weights are functions of the noised counts c
-and the public n, so they cost nothing more:
+mechanism on all units, charged with q = 1 (:mod:`dpbam.app.runs.first_release`). It composes with
+the steps; the plan's sigma is calibrated so that both together stay within epsilon. Weights are
+functions of the noised counts c and the public n, so they cost nothing more:
 
 ====================================  ====================================
 single-label, segmentation            w_k = n / (K c_k)
@@ -36,30 +36,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpbam.app.runs.documents import ClassCounts
-from dpbam.app.runs.files import FORMAT
-from dpbam.app.runs.folder import RunFolder
-from dpbam.app.runs.run import RunError
 
 if TYPE_CHECKING:
     from dpbam.app.runs.preparation import Prepared
     from dpbam.data import DataSet
-    from dpbam.oracle import PrivateGradientOracle
 
 Floats = NDArray[np.float64]
 
 
-def weigh(folder: RunFolder, prepared: Prepared, oracle: PrivateGradientOracle) -> None:
-    """Set the task's weights from the run's released counts, which are made if it has none yet."""
+def set_class_weights(stored: ClassCounts, prepared: Prepared) -> None:
+    """Set the task's weights, or its offsets, from the run's released counts."""
     import torch
 
     from dpbam.tasks.single_label import SingleLabel
 
-    task, path = prepared.task, folder.class_counts
-    if not path.exists():
-        _release(folder, prepared, oracle)
-    elif known := oracle.ledger.released_before():  # by a process that died before a checkpoint
-        oracle.before = known[0]
-    stored = ClassCounts.read(path)
+    task = prepared.task
     counts = np.array([stored.counts[name] for name in task.class_names])
     if isinstance(task, SingleLabel) and prepared.config.balance:
         adjustment = offsets(counts, stored.noise, prepared.plan.n, prepared.config.balance)
@@ -67,32 +58,6 @@ def weigh(folder: RunFolder, prepared: Prepared, oracle: PrivateGradientOracle) 
         return
     weights = balanced(counts, stored.noise, prepared.plan.n, task.several_labels)
     task.weights.copy_(torch.from_numpy(weights))
-
-
-def _release(folder: RunFolder, prepared: Prepared, oracle: PrivateGradientOracle) -> None:
-    """Release the counts: on the ledger first, then in their file."""
-    import torch
-
-    from dpbam.params import digest
-
-    sigma, seeded = prepared.config.release_counts, oracle.randomness.seeded
-    assert sigma is not None
-    if not seeded and oracle.ledger.released_before():
-        raise RunError(
-            f"{folder.class_counts} is gone, though its release is on the ledger, and the plan has "
-            "no second one: restore the file, or start a new run"
-        )
-    std = sigma * sensitivity(prepared.train)
-    sums = {"counts": torch.from_numpy(contributions(prepared.train, prepared.units).sum(axis=0))}
-    noised = oracle.noise.add(sums, std, 0, stream="class-counts")
-    oracle.ledger.charge(
-        oracle.before, 0, noise_multiplier=oracle.noise.charged(sigma), sampling_rate=1.0,
-        unit=prepared.plan.unit, release=digest(noised) if seeded else None,
-    )  # fmt: skip
-    names = prepared.task.class_names
-    counts = dict(zip(names, noised["counts"].tolist(), strict=True))
-    released = ClassCounts(format=FORMAT, counts=counts, noise=std, of=prepared.plan.unit)
-    released.write(folder.class_counts)
 
 
 def sensitivity(train: DataSet) -> float:

@@ -58,8 +58,9 @@ _RECORDING = Policy(resume="always", distinguishes=False)
 # settings of descent, which a head in closed form does not have
 _OF_GRADIENTS = (
     "method", "method_options", "lam", "filter", "clipping", "measure_bias", "release_norms",
-    "release_counts", "class_weights", "focal", "ema", "swa", "weight_decay", "schedule",
-    "correct_noise", "epochs", "clip_norm", "optimizer", "lr", "momentum",
+    "release_counts", "release_centre", "class_weights", "focal", "ema", "swa",
+    "weight_decay", "schedule", "correct_noise", "epochs", "clip_norm", "optimizer", "lr",
+    "momentum",
 )  # fmt: skip
 _NO_VIEWS = ("augment_multiplicity", (0,))
 
@@ -160,6 +161,10 @@ class RunConfig(BaseModel):
     )
     release_counts: Positive | None = _privacy(
         "Weight classes by their counts, released once with this sigma (such as 20) before "
+        "training; shares the budget with the gradients.", published=True,
+    )
+    release_centre: Positive | None = _privacy(
+        "Subtract from fixed features their mean, released once with this sigma (such as 5) before "
         "training; shares the budget with the gradients.", published=True,
     )
     release_norms: Positive | None = _privacy(
@@ -452,6 +457,13 @@ class RunConfig(BaseModel):
                 "the features of a frozen encoder are computed once per record, so there are no "
                 "random views: set augment_multiplicity to 0, or train lora, norms or all"
             )
+        if self.release_centre is not None and not self.fixed_features and self.model != AUTO:
+            raise ArgumentError(
+                f"release_centre is for fixed features, and the model is {self.model}: choose "
+                "auto, scattering, onnx:FILE or features:hf:NAME_OR_FOLDER, or leave it out"
+            )
+        if self.release_centre is not None and not self.private:
+            raise ArgumentError(f"release_centre needs noise, and method {self.method!r} adds none")
         if self.fixed_features and (self.trained != "head" or self.init is not None):
             raise ArgumentError(
                 f"of {self.model} only the head is trained, from zero: leave train and init out"
@@ -509,6 +521,14 @@ class RunConfig(BaseModel):
     def averaged(self) -> bool:
         """Whether an average of the weights is handed out in place of the last ones."""
         return self.ema is not None or self.swa is not None
+
+    @property
+    def released_before(self) -> float | None:
+        """Sigma of what is released once before the first step, joint; None: nothing is."""
+        sigmas = [s for s in (self.release_counts, self.release_centre) if s is not None]
+        if len(sigmas) < 2:
+            return sigmas[0] if sigmas else None
+        return float(sum(sigma**-2 for sigma in sigmas) ** -0.5)
 
     @property
     def joint_noise_multipliers(self) -> tuple[float, ...]:
@@ -589,7 +609,7 @@ class RunConfig(BaseModel):
         mechanism: _Mechanism = {
             "clip_norm": self.clip_norm,
             "clipping": self.clipping,
-            "released_before": self.release_counts,
+            "released_before": self.released_before,
             "joint_noise_multipliers": self.joint_noise_multipliers,
         }
         if sigma is None:

@@ -186,6 +186,15 @@ class ClassCounts(Document):
     of: str
 
 
+class FeatureCentre(Document):
+    """``feature-centre.json``: the mean of the features, released with noise."""
+
+    format: int
+    mean: list[float]
+    noise: float
+    of: str
+
+
 class Signature(Document):
     """``privacy-statement.sig``: the operator's signature."""
 
@@ -362,9 +371,9 @@ class Settled(Document):
         description="Quantities other than gradients released from the data with noise, in words; "
         "none if there are none."
     )
-    count_noise_multiplier: Annotated[float, Field(gt=0)] | None = Field(
-        description="Sigma of the class counts that were released once, before the first step, "
-        "from all units (q = 1); null if none were."
+    noise_multiplier_before: Annotated[float, Field(gt=0)] | None = Field(
+        description="Joint sigma of what was released once, before the first step, from all units "
+        "(q = 1): class counts, the features' centre; null if nothing was."
     )
     class_weights: str = Field(
         description="Where the weights of classes in the loss come from, in words; none if there "

@@ -21,7 +21,6 @@ from dpbam._jsonl import sync_folder
 from dpbam.app.runs import spending
 from dpbam.app.runs.automatic import as_chosen
 from dpbam.app.runs.budget import Budget
-from dpbam.app.runs.class_counts import weigh
 from dpbam.app.runs.config import RunConfig
 from dpbam.app.runs.documents import RunFacts
 from dpbam.app.runs.facts import (
@@ -32,6 +31,7 @@ from dpbam.app.runs.facts import (
     new_facts,
 )
 from dpbam.app.runs.files import disk_error, write_atomic
+from dpbam.app.runs.first_release import apply_first_release
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.identity import identity
 from dpbam.app.runs.model_file import save_run_model
@@ -196,8 +196,13 @@ class _Session:
         spending.check_ledger(plan, ledger, oracle.step)
         trainer.max_charges = spending.most_charges(config, plan, ledger, oracle.step)
         self._write_down(trainer.max_charges, ledger, oracle.step)
-        if config.release_counts is not None:
-            weigh(self.folder, self.prepared, oracle)
+        if config.released_before is not None:
+            apply_first_release(self.folder, self.prepared, oracle)
+        if config.release_centre is not None:
+            # the centre is released, and fixed from here on
+            tensors = initial_tensors(trainer.model)
+            self.facts = self.facts.model_copy(update={"initial_tensors": tensors})
+            self.facts.write(self.folder.facts)
         trainer.evaluations = self.recorder.rewind(oracle.step)
         self.ranks.from_leader(trainer.state_dict)  # all ranks begin with the same weights
         self.ranks.from_leader(self.prepared.task.state_dict)

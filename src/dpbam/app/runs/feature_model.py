@@ -27,6 +27,7 @@ from dpbam.features import (
     Features,
     OnnxFeatures,
     ScatteringFeatures,
+    recentre_rows,
     standardise_rows,
 )
 from dpbam.features.scattering import Axes
@@ -49,6 +50,8 @@ class FeatureModel(nn.Module):
         weights: where public weights came from: a source and SHA-256 by file; None: no weights.
     """
 
+    centre: Tensor | None
+
     def __init__(
         self,
         features: Features,
@@ -60,6 +63,7 @@ class FeatureModel(nn.Module):
     ) -> None:
         super().__init__()
         self._shared = _Shared(features)
+        self.register_buffer("centre", None)
         self.weights, self._description = weights, dict(description)
         for name, value in constants.items():
             if isinstance(value, nn.Module):
@@ -76,6 +80,17 @@ class FeatureModel(nn.Module):
         """Return the model with a head that is solved from released moments."""
         self.head = head
         return self
+
+    def add_centre(self) -> FeatureModel:
+        """Return the model with a centre of its features, zero until it is released."""
+        self.centre = torch.zeros(self.extractor.width)
+        return self
+
+    def set_centre(self, centre: Tensor) -> None:
+        """Take a released centre [D]."""
+        assert self.centre is not None
+        with torch.no_grad():
+            self.centre.copy_(centre)
 
     def linear_head(self) -> LinearHead:
         """Return the scores of features of norm 1."""
@@ -98,6 +113,8 @@ class FeatureModel(nn.Module):
         """Return features, [N, C, H, W] in [-1, 1] -> [N, D], rows of norm 1."""
         with torch.no_grad():
             rows = standardise_rows(self.extractor.extract(images))
+            if self.centre is not None:
+                rows = recentre_rows(rows, self.centre.to(rows.device))
         return rows.to(device_of(self.head))
 
     def forward(self, images: Tensor) -> Tensor:
@@ -115,6 +132,8 @@ class FeatureModel(nn.Module):
         return self
 
     def description(self) -> dict[str, Any]:
+        if self.centre is not None:
+            return self._description | {"centred": True}
         if not isinstance(self.head, MomentHead):
             return dict(self._description)
         return self._description | {"closed_form": self.head.description()}
@@ -158,6 +177,8 @@ def described_model(
     """Build the model of :meth:`FeatureModel.description`; ``weights`` are its saved tensors."""
     model = _described(description, weights, image_shape, num_outputs)
     facts = description.get("closed_form")
+    if description.get("centred"):
+        model = model.add_centre()
     if facts is None:
         return model
     return model.in_closed_form(MomentHead(model.extractor.width, num_outputs, **facts))

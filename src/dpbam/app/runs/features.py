@@ -31,12 +31,13 @@ from dpbam.app.runs.feature_model import FeatureModel
 from dpbam.data import DataSet, Images, to_float
 from dpbam.data.fetch import atomic
 from dpbam.engines.isolation import over_rows
-from dpbam.features import cached_features
+from dpbam.features import cached_features, recentre_rows
 from dpbam.features.cache import holds_features
 from dpbam.nn.encoders import PublicEncoder
 from dpbam.params import device_of, evaluating
 
 _ROWS = 64  # computed at once
+_CENTRED = 4096  # moved to their centre at once
 
 
 def on_features(data: DataSet, model: PublicEncoder | FeatureModel, cache: Path | None) -> DataSet:
@@ -79,14 +80,24 @@ class FixedFeatureImages(FeatureImages):
 
     def __init__(self, data: DataSet, model: FeatureModel, cache: Path | None) -> None:
         super().__init__(data, model.feature_shape, cache)
-        self._features = model.extractor
+        self._model = model
         self.progress: Callable[[int, int], None] | None = None
+
+    def uncentred(self) -> Any:
+        """Return the features before a centre is subtracted: [N, D]."""
+        return cached_features(
+            self._data, self._model.extractor, self._cache, progress=self.progress
+        )
 
     @cached_property
     def _values(self) -> Any:
-        return cached_features(
-            self._data, self._features, self._cache, progress=self.progress
-        )[:, :, None, None]  # fmt: skip
+        """Return the features that the head sees; read first when the centre is released."""
+        rows, centre = self.uncentred(), self._model.centre
+        if centre is not None:
+            blocks = np.array_split(rows, 1 + len(rows) // _CENTRED)
+            moved = [recentre_rows(torch.from_numpy(b.copy()), centre.cpu()) for b in blocks]
+            rows = torch.cat(moved).numpy()
+        return rows[:, :, None, None]
 
 
 class EncoderImages(FeatureImages):

@@ -12,6 +12,7 @@ file                           what it holds                               may b
 ``README.md``                  the model card, from the files above        yes
 ``statistics.jsonl``           norms and bias, released with noise         yes
 ``class-counts.json``          class counts, released with noise           yes
+``feature-centre.json``        mean of the features, released with noise   yes
 ``metrics.jsonl``              evaluations on the test data                see the statement
 ``config.toml``                the resolved configuration                  no (paths, the seed)
 ``ledger.jsonl``               every release, before it was made           no need to
@@ -57,6 +58,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.statistics = self.path / "statistics.jsonl"
         self.class_counts = self.path / "class-counts.json"
+        self.centre = self.path / "feature-centre.json"
         self.ledger = self.path / "ledger.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.weights = self.path / "model.safetensors"

@@ -34,7 +34,7 @@ _SEEDS = {"seed", "noise_seed"}
 
 def identity(folder: RunFolder, config: RunConfig) -> Identity:
     """Return what names the model: date, SHA-256 of its files and of the settings, versions."""
-    files = (folder.weights, folder.model, folder.statistics, folder.class_counts)
+    files = (folder.weights, folder.model, folder.statistics, folder.class_counts, folder.centre)
     return Identity(
         date=today(),
         files={path.name: file_digest(path) for path in files if path.exists()},

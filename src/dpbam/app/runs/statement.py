@@ -150,7 +150,7 @@ def settled(config: RunConfig, plan: PrivacyPlan, public_weights: PublicWeights 
         noise_multiplier=plan.noise_multiplier,
         charged_noise_multiplier=plan.charged_noise_multiplier,
         released_beside_the_gradients=_beside(config),
-        count_noise_multiplier=config.release_counts,
+        noise_multiplier_before=config.released_before,
         class_weights=_weights(config),
         clip_norm=plan.clip_norm,
         clipping=plan.clipping,
@@ -299,6 +299,12 @@ def _initial(config: RunConfig, public: PublicWeights | None) -> str:
 
 def _beside(config: RunConfig) -> str:
     counts = "" if config.release_counts is None else "class counts (see Class weights)"
+    if config.release_centre is not None:
+        counts += (
+            f"{counts and '; '}the mean of the features, with noise of sigma "
+            f"{config.release_centre:g}, once before the first step: a Gaussian event on all "
+            "units, covered by the epsilon above"
+        )
     if config.release_norms is None:
         return counts or "none"
     return (
@@ -311,6 +317,7 @@ def _beside(config: RunConfig) -> str:
 def released_files(config: RunConfig) -> list[str]:
     """Return the files that hold what was released besides the model."""
     counts = ["class-counts.json"] if config.release_counts else []
+    counts += ["feature-centre.json"] if config.release_centre else []
     return counts + (["statistics.jsonl"] if config.release_norms else [])
 
 

@@ -57,7 +57,12 @@ def _step_seconds(prepared: Prepared, units: int, rows: int) -> float:
         prepared.plan, batch_size=units, steps=max(2, prepared.plan.steps), released_before=None
     )
     config = prepared.config.replace(
-        release_counts=None, balance=0.0, physical_batch_size=rows, batch_size=units, budget=None
+        release_counts=None,
+        release_centre=None,
+        balance=0.0,
+        physical_batch_size=rows,
+        batch_size=units,
+        budget=None,
     )
     # blank images are no sample of the data
     oracle = replace(prepared, plan=plan, config=config).oracle(sampling="unchecked")

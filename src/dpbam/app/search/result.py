@@ -185,7 +185,9 @@ def _publish(result: SearchResult, best: Path) -> None:
     if source is None:
         return  # no trial was drawn
     best.mkdir()
-    released = [p.name for p in (source.statistics, source.class_counts) if p.exists()]
+    released = [
+        p.name for p in (source.statistics, source.class_counts, source.centre) if p.exists()
+    ]
     for name in (source.weights.name, source.model.name, *released):
         write_atomic(best / name, (source.path / name).read_bytes())
     stored = Statement.read(source.statement_json)

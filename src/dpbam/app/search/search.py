@@ -37,6 +37,7 @@ _UNACCOUNTABLE = {
     "budget": "a budget file counts steps and knows no selections",
     "release_norms": "statistics released with the gradients are released by every trial",
     "release_counts": "class counts are released by every trial",
+    "release_centre": "the centre of the features is released by every trial",
 }
 
 

@@ -1,0 +1,150 @@
+"""What is released once, before the first step: class counts, and the centre of fixed features.
+
+**The centre.** Features of all records of a data set have much in common: of the square of a
+MobileNet's features, scaled to norm 1, half to five sixths is that of their mean. The common part
+teaches a head nothing, but it takes its share of every clipped gradient, next to noise that stays
+as it is. So the mean is released with noise and subtracted, and what is left is brought to norm 1
+again. Noise of deviation s in each of D coordinates adds D s^2 to the square of the mean m; the
+centre is k m with k = 1 - D s^2 / |m|^2, at least 0 (James and Stein), so that noise alone is not
+subtracted.
+
+**The release.** A unit contributes (c, x): its class counts c, of length at most s
+(:mod:`dpbam.app.runs.class_counts`), and the mean x of its records' features, of length at most 1.
+The sum of c gets noise of sigma_c s in each coordinate, the sum of x noise of sigma_x.
+
+Guarantee: one Gaussian mechanism on all units (q = 1) with the noise multiplier
+
+    sigma = 1 / sqrt(1 / sigma_c^2 + 1 / sigma_x^2)
+
+Assumptions: n is public; a record's features depend on that record and public values alone.
+
+Proof: divide each coordinate by the deviation of its noise. The noise is then standard, and adding
+or removing a unit moves the sum by (c / (s sigma_c), x / sigma_x), of length at most 1 / sigma,
+since |c| <= s and |x| <= 1. It is on the ledger before it is written. Centre and weights are
+functions of what was released and of n.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpbam.app.runs.class_counts import contributions, sensitivity, set_class_weights
+from dpbam.app.runs.documents import ClassCounts, FeatureCentre
+from dpbam.app.runs.files import FORMAT
+from dpbam.app.runs.folder import RunFolder
+from dpbam.app.runs.run import RunError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dpbam.app.runs.preparation import Prepared
+    from dpbam.oracle import PrivateGradientOracle
+
+Floats = NDArray[np.float64]
+_ROWS = 4096  # summed at once
+
+
+def apply_first_release(
+    folder: RunFolder, prepared: Prepared, oracle: PrivateGradientOracle
+) -> None:
+    """Set class weights and the features' centre as released, which is done if it was not yet."""
+    config = prepared.config
+    wanted = {folder.class_counts: config.release_counts, folder.centre: config.release_centre}
+    files = [path for path, sigma in wanted.items() if sigma is not None]
+    if not all(path.exists() for path in files):
+        _release(folder, prepared, oracle)
+    elif known := oracle.ledger.released_before():  # by a process that died before a checkpoint
+        oracle.before = known[0]
+    if config.release_counts is not None:
+        set_class_weights(ClassCounts.read(folder.class_counts), prepared)
+    if config.release_centre is not None:
+        set_centre(FeatureCentre.read(folder.centre), prepared)
+
+
+def _release(folder: RunFolder, prepared: Prepared, oracle: PrivateGradientOracle) -> None:
+    """Release what was asked for: on the ledger first, then in its files."""
+    import torch
+
+    from dpbam.params import digest
+
+    config, seeded, unit = prepared.config, oracle.randomness.seeded, prepared.plan.unit
+    if not seeded and oracle.ledger.released_before():
+        raise RunError(
+            f"what was released before the first step is gone from {folder.path}, though it is on "
+            "the ledger, and the plan has no second release: restore its files, or start a new run"
+        )
+    sums: dict[str, Tensor] = {}
+    std = config.release_centre or 0.0
+    if config.release_counts is not None:
+        std = config.release_counts * sensitivity(prepared.train)
+        counted = contributions(prepared.train, prepared.units).sum(axis=0)
+        sums["counts"] = torch.from_numpy(counted)
+    # features are weighted so that one deviation serves both
+    weight = 1.0 if config.release_centre is None else std / config.release_centre
+    if config.release_centre is not None:
+        sums["centre"] = torch.from_numpy(weight * feature_sum(prepared))
+    noised = oracle.noise.add(sums, std, 0, stream="class-counts")
+    multiplier = config.released_before
+    assert multiplier is not None
+    oracle.ledger.charge(
+        oracle.before, 0, noise_multiplier=oracle.noise.charged(multiplier), sampling_rate=1.0,
+        unit=unit, release=digest(noised) if seeded else None,
+    )  # fmt: skip
+    if config.release_centre is not None:
+        n = prepared.plan.n
+        mean = (noised["centre"] / (weight * n)).tolist()
+        noise = config.release_centre / n
+        FeatureCentre(format=FORMAT, mean=mean, noise=noise, of=unit).write(folder.centre)
+    if config.release_counts is not None:
+        names = prepared.task.class_names
+        counts = dict(zip(names, noised["counts"].tolist(), strict=True))
+        ClassCounts(format=FORMAT, counts=counts, noise=std, of=unit).write(folder.class_counts)
+
+
+def feature_sum(prepared: Prepared) -> Floats:
+    """Return the sum over the units of the mean of their records' features, float64 [D].
+
+    A row is as long as 1 at most; rounding may have made it longer by a bit, so it is cut here.
+    """
+    from dpbam.app.runs.features import FixedFeatureImages
+
+    images = prepared.seen.train.images
+    assert isinstance(images, FixedFeatureImages)
+    rows, share = images.uncentred(), np.ones(len(prepared.train))
+    if prepared.units is not None:
+        _, owner, records = np.unique(prepared.units, return_inverse=True, return_counts=True)
+        share = 1 / records[owner]
+    total = np.zeros(rows.shape[1])
+    for start in range(0, len(rows), _ROWS):
+        block = rows[start : start + _ROWS].astype(np.float64)
+        norms = np.sqrt(np.square(block).sum(axis=1))
+        total += (share[start : start + _ROWS] / np.maximum(norms, 1.0)) @ block
+    return total
+
+
+def set_centre(stored: FeatureCentre, prepared: Prepared) -> None:
+    """Give the model the centre of its features."""
+    import torch
+
+    from dpbam.app.runs.feature_model import FeatureModel
+
+    assert isinstance(prepared.model, FeatureModel)
+    centre = shrunk(np.array(stored.mean), stored.noise)
+    prepared.model.set_centre(torch.from_numpy(centre))
+
+
+def shrunk(mean: Floats, noise: float) -> Floats:
+    """Return k m with k = 1 - D s^2 / |m|^2, at least 0: what of a noised mean is not noise.
+
+    Example:
+        >>> shrunk(np.array([3.0, 4.0]), noise=1.0)
+        array([2.76, 3.68])
+        >>> shrunk(np.array([3.0, 4.0]), noise=9.0)
+        array([0., 0.])
+    """
+    square = float(mean @ mean)
+    share = 1 - len(mean) * noise**2 / square if square else 0.0
+    return np.asarray(max(0.0, share) * mean)
