@@ -12,9 +12,11 @@ from dpbam.app.report.records import PUBLIC_SETTINGS, Run
 from dpbam.app.runs import RunConfig, RunError
 from dpbam.app.runs.facts import check_config
 from dpbam.app.runs.identity import config_digest
-from dpbam.app.runs.settings import Policy, policies, setting, settings
+from dpbam.app.runs.own_code import NAMES
+from dpbam.app.runs.settings import Policy, named, policies, setting, settings
 from dpbam.app.search.search import Search
 from dpbam.app.search.space import parse_space
+from dpbam.catalogue import METHODS
 from tests.results import run_facts
 
 BASE = RunConfig(epsilon=3.0, model="auto", public_encoder="hf:/home/ann/vit", seed=1)
@@ -53,6 +55,24 @@ def _last_part(value: object) -> object:
         return tuple(map(_last_part, value))
     prefix, colon, rest = str(value).rpartition(":")
     return f"{prefix}{colon}{Path(rest).name}"
+
+
+@pytest.mark.parametrize("name", ["seed", "noise_seed"])
+def test_the_digest_of_settings_does_not_depend_on_a_seed(name: str) -> None:
+    """Else anyone could try out seeds until the digest fits, and subtract the noise."""
+    assert config_digest(BASE.replace(**{name: 7})) == config_digest(BASE)
+
+
+def test_a_setting_that_takes_names_of_the_catalogue_may_be_code_without_saying_so() -> None:
+    class Model(BaseModel):
+        new: named(METHODS) = setting("Method", "New.", "bam")  # type: ignore[valid-type]
+        built_in: named(METHODS, own_code=False) = setting(  # type: ignore[valid-type]
+            "Method", "New.", "bam"
+        )
+        text: str = setting("Run", "Text.", "")
+
+    assert [one.may_be_code for one in settings(Model)] == [True, False, False]
+    assert {*NAMES} == {"data", "model", "method", "clipping", "filter"}
 
 
 def test_the_digest_tells_settings_apart() -> None:

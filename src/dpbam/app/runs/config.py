@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, TypedDict
+from typing import Annotated, Any, Literal, TypeAlias
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError, model_validator
@@ -47,11 +47,6 @@ ClippingName: TypeAlias = named(CLIPPINGS)  # type: ignore[valid-type]
 ModelName: TypeAlias = Annotated[str, Names(MODELS)]  # checked where it is built
 TaskName: TypeAlias = named(TASKS, own_code=False)  # type: ignore[valid-type]
 FilterName: TypeAlias = named(FILTERS, "none")  # type: ignore[valid-type]
-_PANELS = ("Data", "Privacy", "Method", "Model", "Training", "Run", "Statement")
-_data, _privacy, _method, _model, _training, _run, _stated = (
-    partial(setting, panel) for panel in _PANELS
-)
-
 # Policies that several settings share. Those of training change neither the event nor the unit.
 _TUNED = Policy(published=True, searchable=True)
 _RECORDING = Policy(resume="always", distinguishes=False)
@@ -62,6 +57,13 @@ _OF_GRADIENTS = (
     "weight_decay", "schedule", "correct_noise", "epochs", "clip_norm", "optimizer", "lr",
     "momentum",
 )  # fmt: skip
+
+_data, _privacy, _method, _model, _training, _run = (
+    partial(setting, panel) for panel in ("Data", "Privacy", "Method", "Model", "Training", "Run")
+)
+_tuned = partial(setting, "Training", policy=_TUNED)
+_recording = partial(setting, "Run", policy=_RECORDING)
+_stated = partial(setting, "Statement", policy=_RECORDING)
 _NO_VIEWS = ("augment_multiplicity", (0,))
 
 
@@ -86,7 +88,9 @@ class RunConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     # fmt: off
-    data: str = _data("A data set: a name, a path, or module:function.", "digits", common=True)
+    data: str = _data(
+        "A data set: a name, a path, or module:function.", "digits", common=True, code=True,
+    )
     data_root: Path | None = _data(
         "Where downloads live (or set DPBAM_DATA).", resume="always", distinguishes=False,
     )
@@ -252,64 +256,58 @@ class RunConfig(BaseModel):
         "Expected passes over the data.", 20.0, by_auto=True, common=True, published=True,
         resume="constant",
     )
-    optimizer: Literal["nadam", "sgd", "adam", "adamw"] = _training(
-        "The optimiser.", "nadam", by_auto=True, policy=_TUNED,
+    optimizer: Literal["nadam", "sgd", "adam", "adamw"] = _tuned(
+        "The optimiser.", "nadam", by_auto=True,
     )
-    correct_noise: bool = _training(
+    correct_noise: bool = _tuned(
         "Subtract the noise's known variance from the second moment of nadam, adam or adamw "
-        "(DP-AdamBC).", False, policy=_TUNED,
+        "(DP-AdamBC).", False,
     )
-    lr: Positive = _training("Learning rate.", 0.005, by_auto=True, common=True, policy=_TUNED)
-    momentum: Fraction = _training(
-        "Momentum of the optimiser sgd.", 0.9, policy=_TUNED,
+    lr: Positive = _tuned("Learning rate.", 0.005, by_auto=True, common=True)
+    momentum: Fraction = _tuned(
+        "Momentum of the optimiser sgd.", 0.9,
         idle=("optimizer", ("nadam", "adam", "adamw")),
     )
-    weight_decay: NonNegative = _training(
-        "Weight decay of the optimiser.", 0.0, policy=_TUNED, off=0,
-    )
-    schedule: Literal["constant", "cosine", "linear"] = _training(
-        "Schedule of the learning rate. A function of the step alone.", "constant", policy=_TUNED,
+    weight_decay: NonNegative = _tuned("Weight decay of the optimiser.", 0.0, off=0)
+    schedule: Literal["constant", "cosine", "linear"] = _tuned(
+        "Schedule of the learning rate. A function of the step alone.", "constant",
         off="constant",
     )
-    augment_multiplicity: FromZero = _training(
-        "K augmented views per record. 0: no augmentation.", 0, policy=_TUNED, off=0,
+    augment_multiplicity: FromZero = _tuned(
+        "K augmented views per record. 0: no augmentation.", 0, off=0,
     )
-    shift: FromZero = _training(
-        "Largest shift of a view, in pixels.", 4, policy=_TUNED, idle=_NO_VIEWS,
+    shift: FromZero = _tuned("Largest shift of a view, in pixels.", 4, idle=_NO_VIEWS)
+    flip: Literal["horizontal", "vertical", "none"] = _tuned(
+        "Flip of a view.", "horizontal", idle=_NO_VIEWS,
     )
-    flip: Literal["horizontal", "vertical", "none"] = _training(
-        "Flip of a view.", "horizontal", policy=_TUNED, idle=_NO_VIEWS,
+    augment_probability: Fraction = _tuned(
+        "Probability of the shift, and of the flip.", 0.5, idle=_NO_VIEWS,
     )
-    augment_probability: Fraction = _training(
-        "Probability of the shift, and of the flip.", 0.5, policy=_TUNED, idle=_NO_VIEWS,
-    )
-    class_weights: Weights = _training(
+    class_weights: Weights = _tuned(
         "Weight of a class in the loss, a public fact such as ill=4; repeatable.", {},
-        flag="--class-weight", policy=_TUNED,
+        flag="--class-weight",
     )
-    balance: Fraction = _training(
+    balance: Fraction = _tuned(
         "Share of the classes' log frequencies that is taken out of the decision: 0 is the most "
         "accurate if they stay as they are, at 1 rare classes count as much as frequent ones. The "
-        "frequencies are those of --release-counts.", 0.0, by_auto=True, policy=_TUNED, off=0,
+        "frequencies are those of --release-counts.", 0.0, by_auto=True, off=0,
     )
-    focal: NonNegative = _training(
-        "Gamma of the focal loss. 0: cross-entropy.", 0.0, policy=_TUNED, off=0,
+    focal: NonNegative = _tuned("Gamma of the focal loss. 0: cross-entropy.", 0.0, off=0)
+    ema: Probability | None = _tuned(
+        "Hand out an exponential moving average of the weights, with this decay.",
     )
-    ema: Probability | None = _training(
-        "Hand out an exponential moving average of the weights, with this decay.", policy=_TUNED,
-    )
-    swa: Fraction | None = _training(
-        "Hand out the mean of the weights from this share of the run on (0 to 1).", policy=_TUNED,
+    swa: Fraction | None = _tuned(
+        "Hand out the mean of the weights from this share of the run on (0 to 1).",
         instead_of="ema",
     )
 
     seed: FromZero | None = _run(
         "Makes the run reproducible: for research only.", unset="the system's entropy",
-        distinguishes=False,
+        distinguishes=False, secret=True,
     )
     noise_seed: FromZero | None = _run(
         "Seed of the noise alone, so that paired runs share data order and initial weights but "
-        "not noise; needs seed.", unset="seed", flag="", distinguishes=False,
+        "not noise; needs seed.", unset="seed", flag="", distinguishes=False, secret=True,
     )
     device: str = _run(
         "auto, cpu, cuda, cuda:1, mps.", "auto", resume="unseeded", distinguishes=False,
@@ -318,32 +316,24 @@ class RunConfig(BaseModel):
         "auto, fused, functional or loop. Changes speed only.", "auto", resume="unseeded",
         distinguishes=False,
     )
-    eval_every: Count | None = _run(
+    eval_every: Count | None = _recording(
         "Epochs between evaluations. The end is evaluated too.", unset="about ten per run",
-        policy=_RECORDING,
     )
-    measure_bias: Every | None = _run(
+    measure_bias: Every | None = _recording(
         "every=N: measure the clipping bias of each Nth step, into non-private/bias.jsonl; "
         "costs up to a fifth of such a step, and of dp-sat and disk another pass.",
-        policy=_RECORDING,
     )
-    checkpoint_every: NonNegative | None = _run(
+    checkpoint_every: NonNegative | None = _recording(
         "Seconds between checkpoints. 0: after every step.",
-        unset="a hundred times what one takes, from 1 to 60", policy=_RECORDING,
+        unset="a hundred times what one takes, from 1 to 60",
     )
-    num_workers: FromZero = _run("Threads that read ahead. 0: none.", 2, policy=_RECORDING)
-    tensorboard: bool = _run(
-        "Write curves for TensorBoard into non-private/.", False, policy=_RECORDING,
-    )
+    num_workers: FromZero = _recording("Threads that read ahead. 0: none.", 2)
+    tensorboard: bool = _recording("Write curves for TensorBoard into non-private/.", False)
 
-    operator: str | None = _stated(
-        "Who trained the model, for the privacy statement.", policy=_RECORDING,
-    )
-    curator: str | None = _stated("Who is responsible for the data.", policy=_RECORDING)
-    purpose: str | None = _stated("What the model is for.", policy=_RECORDING)
-    unit_reason: str | None = _stated(
-        "Why the unit of privacy is the right one.", policy=_RECORDING,
-    )
+    operator: str | None = _stated("Who trained the model, for the privacy statement.")
+    curator: str | None = _stated("Who is responsible for the data.")
+    purpose: str | None = _stated("What the model is for.")
+    unit_reason: str | None = _stated("Why the unit of privacy is the right one.")
     # fmt: on
 
     def __init__(self, **values: Any) -> None:
@@ -595,50 +585,26 @@ class RunConfig(BaseModel):
                 f"{unit} of the training set as it is; leave it out, which means "
                 f"{default_delta(n):g} here, or give a smaller one"
             )
-        common: _Common = {
-            "n": n,
-            "batch_size": batch_size,
-            "delta": self.delta or default_delta(n),
-            "unit": unit,
-            "max_records": self.max_records or (1 if unit == "record" else 8),
-            "accountant": self.accountant,
-        }
+        delta = self.delta or default_delta(n)
+        max_records = self.max_records or (1 if unit == "record" else 8)
         if not self.private:
-            return PrivacyPlan.non_private(epochs=self.epochs, **common)
-        sigma = noise_multiplier or self.noise_multiplier
-        mechanism: _Mechanism = {
-            "clip_norm": self.clip_norm,
-            "clipping": self.clipping,
-            "released_before": self.released_before,
-            "joint_noise_multipliers": self.joint_noise_multipliers,
-        }
-        if sigma is None:
+            return PrivacyPlan.non_private(
+                n=n, batch_size=batch_size, epochs=self.epochs, delta=delta, unit=unit,
+                max_records=max_records, accountant=self.accountant,
+            )  # fmt: skip
+        make: Callable[..., PrivacyPlan]
+        if sigma := noise_multiplier or self.noise_multiplier:
+            steps = epoch_steps(n, batch_size, self.epochs)
+            make = partial(PrivacyPlan, steps=steps, noise_multiplier=sigma)
+        else:
             assert self.epsilon is not None  # one of the two is given: checked above
-            return PrivacyPlan.calibrate(
-                epsilon=self.epsilon, epochs=self.epochs, **common, **mechanism
-            )
-        steps = epoch_steps(n, batch_size, self.epochs)
-        return PrivacyPlan(steps=steps, noise_multiplier=sigma, **common, **mechanism)
-
-
-class _Common(TypedDict):
-    """Fields of every plan."""
-
-    n: int
-    batch_size: int
-    delta: float
-    unit: str
-    max_records: int
-    accountant: str
-
-
-class _Mechanism(TypedDict):
-    """Fields of a plan with noise."""
-
-    clip_norm: float
-    clipping: str
-    released_before: float | None
-    joint_noise_multipliers: tuple[float, ...]
+            make = partial(PrivacyPlan.calibrate, epsilon=self.epsilon, epochs=self.epochs)
+        return make(
+            n=n, batch_size=batch_size, delta=delta, unit=unit, max_records=max_records,
+            accountant=self.accountant, clip_norm=self.clip_norm, clipping=self.clipping,
+            released_before=self.released_before,
+            joint_noise_multipliers=self.joint_noise_multipliers,
+        )  # fmt: skip
 
 
 def default_batch_size(n: int) -> int:

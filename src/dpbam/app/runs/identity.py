@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from dpbam.app.runs.folder import RunFolder
 
 EXPORTED = "exported.json"
-# A digest of the seed would let anyone try out seeds, and subtract the noise.
-_SEEDS = {"seed", "noise_seed"}
 
 
 def identity(folder: RunFolder, config: RunConfig) -> Identity:
@@ -62,8 +60,9 @@ def config_digest(config: RunConfig) -> str:
     meant for: of ``/home/ann/scans`` the last part enters, ``scans``, which is a name in any case.
     What the files were is known by their content, as ``public_weights`` of the statement.
     """
-    paths = {one.name for one in settings(type(config)) if one.type is Path}
-    digested = {k: v for k, v in config.to_mapping().items() if k not in paths | _SEEDS}
+    # a digest of the seed would let anyone try out seeds, and subtract the noise
+    hidden = {one.name for one in settings(type(config)) if one.type is Path or one.policy.secret}
+    digested = {k: v for k, v in config.to_mapping().items() if k not in hidden}
     text = json.dumps(each_text(digested, _last_part), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -1,9 +1,9 @@
 """Code that a file names is run only if the user names it too.
 
 A model or a data set may be a function, ``module:function``, and a method, a clipping or a filter a
-class. In a file from elsewhere (a
-configuration, a run folder, a ``model.json``) it could be ``os:system``, with the file's options
-for its arguments. So a file may only repeat what the command line names.
+class. In a file from elsewhere (a configuration, a run folder, a ``model.json``) it could be
+``os:system``, with the file's options for its arguments. So a file may only repeat what the command
+line names.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from dpbam._names import ENCODER, has_fixed_features
-from dpbam.app.runs.config import ConfigError
+from dpbam.app.runs.config import ConfigError, RunConfig
+from dpbam.app.runs.settings import settings
 
-NAMES = ("data", "model", "method", "clipping", "filter")
+#: Settings whose value may name code.
+NAMES = tuple(one.name for one in settings(RunConfig) if one.may_be_code)
 
 
 def check_code(values: Mapping[str, object], said: Collection[str], where: object) -> None:

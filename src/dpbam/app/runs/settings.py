@@ -50,6 +50,9 @@ class Policy:
         off: a value with which it has no effect, in addition to None, False and empty ones.
         instead_of: the setting that it replaces.
         symbol: the letter for it in a figure; empty: its name.
+        code: its value may be ``module:Name``, which is imported and called, as that of a
+            :func:`named` setting may without saying so.
+        secret: not even a digest of it is published, since anyone could try out its values.
     """
 
     resume: Resume = "never"
@@ -62,6 +65,8 @@ class Policy:
     off: object = None
     instead_of: str = ""
     symbol: str = ""
+    code: bool = False
+    secret: bool = False
 
 
 STRICTEST = Policy()
@@ -133,6 +138,7 @@ class Setting:
     description: str
     common: bool  # whether ``--help`` shows it where there are many
     policy: Policy
+    may_be_code: bool  # whether it may name code to run
     write: Callable[[Any], str | list[str]] = str  # the inverse of parse
 
     def words(self, value: Any) -> list[str]:
@@ -175,7 +181,8 @@ def _setting(name: str, field: FieldInfo) -> Setting:
     annotations = [*field.metadata, *_parts(field.annotation)]
     written = next((one for one in annotations if isinstance(one, Written)), None)
     choices = [one for one in annotations if isinstance(one, str | int)]
-    for names in (one for one in annotations if isinstance(one, Names)):
+    catalogued = [one for one in annotations if isinstance(one, Names)]
+    for names in catalogued:
         choices += [*names.others, *names.kind]
     types = [one for one in annotations if isinstance(one, type)]
     plain = type(choices[0]) if choices else (types or [str])[0]
@@ -191,6 +198,7 @@ def _setting(name: str, field: FieldInfo) -> Setting:
         description=str(field.description),
         common=defined.common,
         policy=defined.policy,
+        may_be_code=defined.policy.code or any(names.own_code for names in catalogued),
         write=written.write if written else str,
     )
 
