@@ -112,12 +112,13 @@ def main() -> None:
     other = arguments.checkout.resolve()
     before, now = Checkout(other), Checkout(HERE.parent)
     rows = []
+    checkouts = {"before": commit(other), "now": commit(HERE.parent), "torch": torch.__version__}
     for net in arguments.nets:
         for method in arguments.methods:
             rows.append(compare(now, before, net, method, arguments.repeats))
             print(*(f"{key} {value}" for key, value in rows[-1].items()), sep="  ", flush=True)
-    found = {"before": commit(other), "now": commit(HERE.parent), "torch": torch.__version__}
-    arguments.out.write_text(json.dumps({**found, "rows": rows}, indent=1) + "\n")
+            # after every row: a long run on a shared machine may be ended before its last net
+            arguments.out.write_text(json.dumps({**checkouts, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -159,6 +159,11 @@ def cast(tree: Mapping[str, Tensor], dtypes_of: Mapping[str, Tensor]) -> Params:
 _MIXED = (torch.float64, torch.float32)  # of a sum, and of what is added to it
 
 
+def on_processor(tree: Mapping[str, Tensor]) -> bool:
+    """Whether all entries are in the processor's memory, where NumPy need not wait for them."""
+    return all(t.device.type == "cpu" for t in tree.values())
+
+
 def add_into(total: Params, parts: Mapping[str, Tensor]) -> None:
     """Add parts, in their dtype or a narrower one, to the entries of ``total``, in place.
 
@@ -166,7 +171,7 @@ def add_into(total: Params, parts: Mapping[str, Tensor]) -> None:
     operation on lists would run one kernel per parameter where dtypes differ.
     """
     targets = {name: total[name] for name in parts}
-    if all(t.device.type == "cpu" for t in targets.values()):
+    if on_processor(targets):
         # torch converts a whole part before it adds it; NumPy does both in the cache, in 0.4 of the
         # time, with the same result
         mixed = [n for n, t in targets.items() if (t.dtype, parts[n].dtype) == _MIXED]
