@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpbam.app.runs import ConfigError
-from reproduce import accuracy_claims, bias_claims, laptop_page, pooled, rivals, tuning, when
+from reproduce import (
+    accuracy_claims,
+    bias_claims,
+    encoder_claims,
+    group_claims,
+    laptop_page,
+    pooled,
+    rivals,
+    tuning,
+    when,
+)
 from reproduce.depth import Timing, figure3, measure
 from reproduce.outcome import Outcome, Study
 from reproduce.recipes import SCALES, Recipe, check_scale, did_you_mean, load_recipe
@@ -82,11 +92,14 @@ EXPERIMENTS: dict[str, Experiment] = {
             "other-digits",
             "other-small-cnn",
             "long-small-cnn",
+            "long-mlp",
         ),
     ),
     "exact": _of("exact", accuracy_claims.exact),
     "lambda": _of("lambda", accuracy_claims.sweep),
     "flatness": Experiment(bias_claims.flatness, pocket=("methods",), full=("methods",)),
+    "groups": Experiment(group_claims.whom, desk=("imbalanced",)),
+    "encoders": Experiment(encoder_claims.encoders, desk=("encoder-cifar10", "encoder-pneumonia")),
     "bias-methods": Experiment(
         rivals.bias_methods, desk=("tune-bias-methods", "bias-methods"), page=rivals.page
     ),
@@ -105,8 +118,6 @@ EXPERIMENTS: dict[str, Experiment] = {
             "other-digits",
             "other-small-cnn",
             "other-cifar10",
-            "other-cifar10-epsilon-2",
-            "other-cifar10-epsilon-1",
             "other-pneumonia",
         ),
     ),
@@ -120,7 +131,7 @@ def chosen(name: str, scale: str = "pocket") -> list[str]:
 
     Example:
         >>> chosen("fig2"), len(chosen("all")), len(chosen("all", "desk"))
-        (['fig2'], 12, 11)
+        (['fig2'], 12, 13)
         >>> chosen("fig8")
         Traceback (most recent call last):
         dpbam.app.runs.config.ConfigError: there is no experiment 'fig8': did you mean 'fig7'?

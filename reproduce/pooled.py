@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from dpbam.app.compare.statistics import LEVEL, Estimate, estimate
+from dpbam.app.compare.statistics import LEVEL, Estimate, estimate, paired_difference
 from dpbam.app.report.charts import Series, dots
 from dpbam.app.report.figure import Figure
 from dpbam.app.runs import RunRecord
@@ -30,6 +30,7 @@ from reproduce.claims import Claim
 from reproduce.outcome import Outcome, Reading, Study, TextTable, accuracy, difference_of, points
 
 READINGS: dict[str, Reading] = {"last weights": last_accuracy, "averaged weights": accuracy}
+_SHORT, _LONG = "mlp, cifar10 8x8, centre", "mlp, cifar10 8x8, epsilon 10, 600 steps"
 _PLANNED = "long-"  # recipes whose plan stands in them: judged alone, not pooled
 _NOTES = (
     """\
@@ -146,7 +147,11 @@ def pooled(studies: Sequence[Study]) -> Outcome:
         "BAM against DP-SGD over all settings",
         tables=[table for table in (_means(explored), _each([*explored, *planned])) if table.rows],
         figures=[_forest(explored, planned)] if explored else [],
-        claims=[*_pooled_claims(explored), *_planned_claims(planned)],
+        claims=[
+            *_pooled_claims(explored),
+            *_planned_claims(planned),
+            *_growth(explored, planned),
+        ],
         notes=_NOTES,
         studies=studies,
     )
@@ -250,6 +255,23 @@ def _planned_claims(places: Sequence[Setting]) -> list[Claim]:
         text = f"{place.name}: BAM gains more with the last than with averaged weights"
         lost = place.gain(lambda record: last_accuracy(record) - accuracy(record))
         claims.append(Claim(text, "above", lost, "points"))
+    return claims
+
+
+def _growth(explored: Sequence[Setting], planned: Sequence[Setting]) -> list[Claim]:
+    """Judge whether the MLP's gain is larger after 600 steps than after the 150 of when-mlp."""
+    by_name = {place.name: place for place in (*explored, *planned)}
+    short, long = by_name.get(_SHORT), by_name.get(_LONG)
+    if short is None or long is None:
+        return []
+    claims = []
+    for name, reading in READINGS.items():
+        late, early = (
+            {s: reading(place.bam[s]) - reading(place.dp_sgd[s]) for s in place.bam}
+            for place in (long, short)
+        )
+        text = f"{long.name}, {name}: BAM gains more than after 150 steps"
+        claims.append(Claim(text, "above", paired_difference(late, early), "points"))
     return claims
 
 

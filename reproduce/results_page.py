@@ -51,6 +51,11 @@ size are in `reproduce/recipes/full`; `python -m reproduce table1 --scale full -
 they take.
 """
 _SCALES = {
+    "full": """\
+# Results at full scale
+The paper's own settings, trained on a GPU. Verdicts of this scale replace those of the others on
+the [first page](../../docs/results.md), where they are explained.
+""",
     "desk": """\
 # Results at desk scale
 The study: what two cores train in days, with enough seeds to tell methods apart. Its answer is on
@@ -120,10 +125,14 @@ def write_figures(outcome: Outcome, folder: Path, formats: Sequence[str] = FORMA
 
 
 def pages(by_scale: Mapping[str, Outcomes]) -> dict[str, str]:
-    """Return every page by its path in the repository; experiments without a run are listed."""
+    """Return every page by its path in the repository; experiments without a run are listed.
+
+    A scale without any run has no page: records of full scale join when there are some.
+    """
+    trained = {scale: each for scale, each in by_scale.items() if any(each.values())}
     return {
-        "docs/results.md": first_page(by_scale),
-        **{f"{STUDIES}/{scale}.md": _of_scale(scale, each) for scale, each in by_scale.items()},
+        "docs/results.md": first_page(trained),
+        **{f"{STUDIES}/{scale}.md": _of_scale(scale, each) for scale, each in trained.items()},
     }
 
 

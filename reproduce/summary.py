@@ -15,6 +15,7 @@ from reproduce.outcome import Outcome, TextTable
 
 Outcomes = Mapping[str, Outcome | None]
 _PLACES = ("Table 1", "Section 6", *(f"Figure {k}" for k in range(2, 7)), "Appendix C")
+_NETS = {"small-cnn": "a small CNN", "mlp": "an MLP"}
 _WORDS = {
     "reproduced": "gained",
     "not reproduced": "lost",
@@ -28,11 +29,15 @@ def paragraph(desk: Outcomes) -> str:
     if pooled := desk.get("pooled"):
         sentences += _gains({claim.text: claim for claim in pooled.claims})
         sentences += _longer(pooled.claims)
+    if groups := desk.get("groups"):
+        sentences += _groups(groups)
+    if encoders := desk.get("encoders"):
+        sentences += _encoders(encoders)
     if figure2 := desk.get("fig2"):
         sentences += _bias(figure2)
     sentences.append(
-        "The nets are small and trained for a sixth of the paper's steps: this page does not "
-        "predict what its own training, at full width on a GPU, would give."
+        "The nets are small and most runs short: this page does not predict what the paper's own "
+        "training, at full width on a GPU, would give."
     )
     return " ".join(sentences)
 
@@ -61,28 +66,62 @@ def _gains(claims: Mapping[str, Claim]) -> list[str]:
         f"by the last weights, as the paper reads its runs, BAM {_WORDS[last.verdict]} "
         f"{last.interval()} points over {last.difference.count} settings (95% interval; pooled "
         "after their accuracies had been seen).",
-        "With the weights averaged over the second half of training, which costs neither privacy "
-        f"nor time and serves DP-SGD as well, BAM {_WORDS[averaged.verdict]} "
-        f"{averaged.interval()}; a difference of {power:.2f} would have shown in four of five such "
-        "studies.",
+        "With weights averaged over the second half of a run, which costs neither privacy nor "
+        f"time, BAM {_WORDS[averaged.verdict]} {averaged.interval()}; a difference of {power:.2f} "
+        "would have shown in four of five such studies.",
     ]
 
 
 def _longer(claims: Iterable[Claim]) -> list[str]:
-    """Describe the planned runs of long training, once there are three pairs."""
-    planned = [claim for claim in claims if "steps" in claim.text and claim.difference.count > 2]
-    readings = [
-        f"{claim.interval()} by the {name} weights"
-        for name in ("last", "averaged")
-        for claim in planned
-        if claim.text.endswith(f"{name} weights: BAM is more accurate than DP-SGD")
-    ]
-    if not readings:
+    """Describe each planned study of long training, once it has three pairs."""
+    more = ": BAM is more accurate than DP-SGD"
+    studies: dict[str, dict[str, Claim]] = {}
+    for claim in claims:
+        place, _, reading = claim.text.removesuffix(more).rpartition(", ")
+        if " steps" in place and claim.text.endswith(more) and claim.difference.count > 2:
+            studies.setdefault(place, {})[reading] = claim
+    if not studies:
         return []
-    pairs = planned[0].difference.count
+    texts = [
+        f"{by_reading['last weights'].interval()} and {by_reading['averaged weights'].interval()} "
+        f"by the two after {place.rpartition(', ')[2]} of {_NETS[place.partition(',')[0]]} "
+        f"({by_reading['last weights'].difference.count} of 8 pairs)"
+        for place, by_reading in studies.items()
+    ]
+    return [f"In longer training, planned beforehand, it is {'; '.join(texts)}."]
+
+
+def _groups(outcome: Outcome) -> list[str]:
+    """Describe the planned contrasts on rare classes and hard records."""
+    primary = [claim for claim in outcome.claims if "(primary)" in claim.text]
+    if not primary or primary[0].difference.count < 3:
+        return []
+    gains = [f"{claim.interval()} on {claim.text.rpartition(' on ')[2]}" for claim in primary]
     return [
-        f"In training six times as long, planned beforehand and with {pairs} of 8 pairs finished, "
-        f"the difference is {' and '.join(readings)}."
+        f"{_helped(primary)}: {' and '.join(gains)} of imbalanced data (planned; averaged weights, "
+        f"{primary[0].difference.count} seeds)."
+    ]
+
+
+def _helped(claims: Sequence[Claim]) -> str:
+    if any(claim.verdict == "reproduced" for claim in claims):
+        return "It helped records that clipping is said to hurt"
+    return "It was not shown to help records that clipping is said to hurt"
+
+
+def _encoders(outcome: Outcome) -> list[str]:
+    """Describe the planned contrasts for linear heads on a public encoder."""
+    primary = [
+        claim
+        for claim in outcome.claims
+        if "averaged weights (primary)" in claim.text and claim.difference.count > 2
+    ]
+    if not primary:
+        return []
+    gains = [f"{claim.interval()} on {claim.text.partition(',')[0]}" for claim in primary]
+    return [
+        f"For linear heads on a public encoder it is {' and '.join(gains)} "
+        f"({min(claim.difference.count for claim in primary)} seeds)."
     ]
 
 
@@ -107,11 +146,10 @@ def _bias(figure2: Outcome) -> list[str]:
         for key in ("bias", "relative_bias")
     )
     return [
-        f"{words[papers.verdict]}: {lengths[0]:.2g} in place of {lengths[1]:.2g}, a difference of "
-        f"{papers.interval()}, late in 200 steps of ResNet-9 with its batch size and lambda "
-        f"({papers.difference.count} seeds). But the gradient is shorter, too: the bias is "
-        f"{shares[0]:.1%} of its length in place of {shares[1]:.1%}, and the accuracy of these "
-        f"short runs differs by {accuracy.interval()} points."
+        f"{words[papers.verdict]}: {lengths[0]:.2g} in place of {lengths[1]:.2g}, late in 200 "
+        f"steps of ResNet-9 with its batch size and lambda ({papers.difference.count} seeds). But "
+        f"the gradient is shorter, too: the bias is {shares[0]:.1%} of its length in place of "
+        f"{shares[1]:.1%}, and accuracy differs by {accuracy.interval()}."
     ]
 
 

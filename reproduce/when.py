@@ -10,6 +10,7 @@ from dpbam.app.compare.statistics import Estimate, estimate
 from dpbam.app.report.charts import Series, lines
 from dpbam.app.report.figure import Figure
 from dpbam.app.runs import RunRecord
+from dpbam.privacy.rounding import up
 from reproduce.accuracy_claims import last_accuracy
 from reproduce.claims import Claim
 from reproduce.outcome import (
@@ -184,7 +185,7 @@ def _claims(variants: Sequence[Place], other: Sequence[Place]) -> list[Claim]:
     for net, mine in by_net(variants).items():
         judged.append((f"{net}, all variants", mine))
         judged.append((f"{net}, a bias share above 0.5", [p for p in mine if p.bias_share > 0.5]))
-    judged += [(p.study.recipe.title, [p]) for p in other if p.bias_share > 0.5]
+    judged += [(_title(p), [p]) for p in other if p.bias_share > 0.5]
     claims = []
     for where, group in judged:
         for name, reading in _READINGS.items() if group else ():
@@ -249,9 +250,11 @@ def _lambda(config: Mapping[str, Any]) -> str:
 def others(studies: Sequence[Study]) -> list[Place]:
     """Return the other data sets and nets with at least two pairs of BAM and DP-SGD."""
     return [
-        Place(study, "", _paired(arms, "bam"))
+        Place(study, ", ".join(f"{key} {up(value)}" for key, value in cell.items()), pairs)
         for study in studies
-        if study.recipe.name.startswith("other-") and len(_pairs(arms := study.arms(), "bam")) > 1
+        if study.recipe.name.startswith("other-")
+        for cell in study.recipe.cells()
+        if len((pairs := _paired(study.arms(cell), "bam")).get("bam", {})) > 1
     ]
 
 
@@ -262,11 +265,15 @@ def _others(variants: Sequence[Place]) -> TextTable:
         level = points(mean_of(place.arms["dp-sgd"]))
         each = [averaging([place]), *(place.gain(r) for r in _READINGS.values())]
         shown = (points(e, signed=True, digits=2) for e in each)
-        title, seeds = place.study.recipe.title, str(each[0].count)
-        rows.append((title, f"{place.bias_share:.2g}", level, *shown, seeds))
+        rows.append((_title(place), f"{place.bias_share:.2g}", level, *shown, str(each[0].count)))
     header = ("other nets and data", "bias share", "DP-SGD", "averaging the weights",
               *(f"BAM, {name}" for name in _READINGS), "seeds")  # fmt: skip
     return TextTable(header, rows)
+
+
+def _title(place: Place) -> str:
+    title = place.study.recipe.title
+    return f"{title}, {place.variant}" if place.variant else title
 
 
 def _net(place: Place) -> str:
