@@ -59,7 +59,7 @@ def whom(studies: Sequence[Study]) -> Outcome:
         "Whom clipping hurts",
         tables=[_accuracies(study)],
         figures=[_figure(study)] if _pairs(study, study.recipe.cells()[0], "bam") > 1 else [],
-        claims=[*_gains(study), *_larger_clip_norm(study)],
+        claims=[*_gains(study), *_stronger(study), *_larger_clip_norm(study)],
         notes=_NOTES,
         studies=studies,
     )
@@ -106,6 +106,21 @@ def _gains(study: Study) -> list[Claim]:
                 text = f"{place}: BAM is more accurate than DP-SGD on {_phrase(group)}"
                 gain = difference_of(arms["bam"], arms["dp-sgd"], reading_of(group, weights))
                 claims.append(Claim(text, "above", gain, "points"))
+    return claims
+
+
+def _stronger(study: Study) -> list[Claim]:
+    """Judge ten times the lambda, averaged weights, where most records are clipped."""
+    arms = study.arms(study.recipe.cells()[0])
+    if not set(arms.get("bam-strong", {})) & set(arms.get("dp-sgd", {})):
+        return []
+    place = f"C {study.recipe.cells()[0]['clip_norm']:g}, averaged weights"
+    claims = []
+    for group in PRIMARY:
+        reading = reading_of(group, "averaged")
+        text = f"{place}: BAM with ten times the lambda is more accurate on {_phrase(group)}"
+        gain = difference_of(arms["bam-strong"], arms["dp-sgd"], reading)
+        claims.append(Claim(text, "above", gain, "points"))
     return claims
 
 

@@ -12,6 +12,7 @@ complete training set, so that hard and rare are two things.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping
 from importlib import import_module
 
@@ -21,7 +22,6 @@ from numpy.typing import NDArray
 
 from dpbam.app.runs import ConfigError
 from dpbam.data import DataSet, data_root
-from dpbam.data.fetch import atomic
 from dpbam.nn import build_model
 from dpbam.training.evaluation import predict_logits
 from reproduce import small_data
@@ -85,8 +85,9 @@ def reference_confidence() -> NDArray[np.float32]:
     if not path.exists():
         logits, labels = predict_logits(_train_reference(train), test)
         probabilities = logits.softmax(1)[torch.arange(len(labels)), labels]
-        with atomic(path) as temporary, temporary.open("wb") as file:
-            np.save(file, probabilities.numpy())
+        temporary = path.with_suffix(f".{os.getpid()}.npy")
+        np.save(temporary, probabilities.numpy())
+        temporary.rename(path)
     confidence: NDArray[np.float32] = np.load(path, allow_pickle=False)
     return confidence
 

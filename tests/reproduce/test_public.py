@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tools.docs_site import reference
+
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "reproduce").glob("*.py"))
-REFERENCE = "".join(path.read_text() for path in (ROOT / "docs" / "reference").glob("*.md"))
+REFERENCE = "".join(reference.pages().values())
 DOCUMENTED = {"dpbam", *re.findall(r"^::: (\S+)$", REFERENCE, re.MULTILINE)}
 
 
