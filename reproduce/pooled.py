@@ -30,7 +30,15 @@ from reproduce.claims import Claim
 from reproduce.outcome import Outcome, Reading, Study, TextTable, accuracy, difference_of, points
 
 READINGS: dict[str, Reading] = {"last weights": last_accuracy, "averaged weights": accuracy}
-_SHORT, _LONG = "mlp, cifar10 8x8, centre", "mlp, cifar10 8x8, epsilon 10, 600 steps"
+NETS = {"resnet9": "ResNet-9", "small-cnn": "small CNN", "mlp": "MLP"}
+_DATA = {
+    "cifar10": "CIFAR-10",
+    "cifar10_8x8": "CIFAR-10 8x8",
+    "pneumonia": "PneumoniaMNIST",
+    "pneumonia_14x14": "PneumoniaMNIST 14x14",
+    "digits": "digits",
+}
+_SHORT, _LONG = "MLP, CIFAR-10 8x8, centre", "MLP, CIFAR-10 8x8, 600 steps"
 _PLANNED = "long-"  # recipes whose plan stands in them: judged alone, not pooled
 _NOTES = (
     """\
@@ -174,13 +182,14 @@ def settings(studies: Sequence[Study]) -> list[Setting]:
 def _name(study: Study, cell: dict[str, object]) -> str:
     """Name the net, the data and the place in the grid."""
     setting = study.recipe.setting
-    data = str(setting["data"]).rpartition(":")[2].replace("_", " ")
-    name = f"{setting['model']}, {data}"
+    data = str(setting["data"]).rpartition(":")[2]
+    name = f"{NETS[str(setting['model'])]}, {_DATA[data]}"
+    if _is_planned(study):
+        return f"{name}, {study.records[0].plan['steps']} steps"
     if "at" in cell:
-        return f"{name}, {cell['at']}"
+        return f"{name}, {str(cell['at']).replace('-', ' ')}"
     epsilon = cell.get("epsilon", setting.get("epsilon"))
-    steps = f", {study.records[0].plan['steps']} steps" if _is_planned(study) else ""
-    return f"{name}, epsilon {up(float(str(epsilon)))}{steps}"
+    return f"{name}, epsilon {up(float(str(epsilon)))}"
 
 
 def _is_planned(study: Study) -> bool:

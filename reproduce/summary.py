@@ -15,7 +15,7 @@ from reproduce.outcome import Outcome, TextTable
 
 Outcomes = Mapping[str, Outcome | None]
 _PLACES = ("Table 1", "Section 6", *(f"Figure {k}" for k in range(2, 7)), "Appendix C")
-_NETS = {"small-cnn": "a small CNN", "mlp": "an MLP"}
+_NETS = {"small CNN": "a small CNN", "MLP": "an MLP"}
 _WORDS = {
     "reproduced": "gained",
     "not reproduced": "lost",

@@ -35,9 +35,10 @@ def place(tmp_path, monkeypatch):
 
 def test_from_nothing_to_a_verdict_and_not_twice(place, reproduce):
     for path in RECIPES.glob("*/*.toml"):  # the page reports on all of them
-        if path.stem not in ("methods", "fig2-resnet9"):
-            (place / "recipes" / path.parent.name).mkdir(exist_ok=True)
-            shutil.copy(path, place / "recipes" / path.parent.name)
+        copy = place / "recipes" / path.parent.name / path.name
+        copy.parent.mkdir(exist_ok=True)
+        if not copy.exists():  # the tiny ones stay
+            shutil.copy(path, copy)
     ended = reproduce("fig2", "--docs", "docs")
     assert ended.code == 0, ended.err
     assert "3/3 bam" in ended.err

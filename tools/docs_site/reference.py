@@ -76,7 +76,7 @@ PAGES = {
             ("Runs", "Run folders: configuration, checkpoints, statement, budget.",
              "dpbam.app.runs dpbam.app.runs.export dpbam.app.runs.pool dpbam.app.runs.timing "
              "dpbam.app.runs.predict dpbam.app.runs.class_counts dpbam.app.runs.files "
-             "dpbam.app.runs.rows"),
+             "dpbam.app.runs.rows dpbam.app.runs.first_release"),
             ("Report", "The HTML page and its figures.",
              "dpbam.app.report dpbam.app.report.catalogue dpbam.app.report.figure "
              "dpbam.app.report.charts dpbam.app.report.bias_figures dpbam.app.report.groups "
