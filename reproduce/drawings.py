@@ -376,7 +376,7 @@ def _by_batch_size(groups: Sequence[Group], key: str) -> list[Series]:
         for run in (r for g in groups for r in g.runs if r.method == method and r.bias):
             value = mean(numbers(run.bias, best(run), key))
             if math.isfinite(value):
-                points.setdefault(float(run.config["batch_size"]), []).append(value)
+                points.setdefault(float(str(run.config["batch_size"])), []).append(value)
         if len(points) > 1:
             sizes = tuple(sorted(points))
             means = tuple(mean(points[size]) for size in sizes)

@@ -134,7 +134,7 @@ def as_groups(records: Iterable[RunRecord]) -> tuple[Group, ...]:
         Run(
             name=f"seed {record.seed}",
             config={**record.config},
-            statement={"sampling_rate": record.plan["batch_size"] / record.plan["n"]},
+            sampling_rate=record.plan["batch_size"] / record.plan["n"],
             bias=tuple(dict(row) for row in record.non_private_bias),
         )
         for record in records

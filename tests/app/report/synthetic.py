@@ -10,6 +10,10 @@ from typing import Any
 
 import tomli_w
 
+from dpbam.app.runs import RunConfig
+from dpbam.app.runs.documents import Statement
+from made_runs import run_facts
+
 #: figures of other tasks than single-label: test_task_figures.py has their runs
 TASK_FIGURES = ("roc", "predicted")
 CLASSES = ("heron", "walrus", "yacht")
@@ -36,10 +40,12 @@ def write_run(
         config["seed"] = seed
     (folder / "config.toml").write_text(tomli_w.dumps(config))
     if finished:
-        _json(folder / "privacy-statement.json", statement(method, seed, q, steps, rng))
-    facts = {"config": config, "sampling_rate": q, "delta": 1e-4, "noise_multiplier": 1.5}
-    versions = {"versions": {"torch": "2.13.0", "python": "3.11.7"}, "device": "cpu", "threads": 2}
-    _json(folder / "non-private" / "run.json", {"format": 4} | facts | versions)
+        statement(method, seed, q, steps, rng).write(folder / "privacy-statement.json")
+    given = {k: v for k, v in config.items() if method != "sgd" or k != "epsilon"}
+    changes = {"sampling_rate": q, "noise_multiplier": 1.5, "threads": 2,
+               "versions": {"torch": "2.13.0", "python": "3.11.7"}}  # fmt: skip
+    facts = run_facts(RunConfig.from_mapping(given)).model_copy(update=changes)
+    facts.write(folder / "non-private" / "run.json")
     _lines(folder / "metrics.jsonl", [_metrics(k, epochs, q, rng) for k in range(1, epochs + 1)])
     losses = [{"step": s, "non_private_loss": SECRET} for s in range(1, steps + 1, 5)]
     _lines(folder / "non-private" / "training.jsonl", losses)
@@ -54,10 +60,12 @@ def write_run(
 
 
 def statement(
-    method: str, seed: int | None, q: float, steps: int, rng: random.Random
-) -> dict[str, Any]:
+    method: str = "bam", seed: int | None = None, q: float = 0.1, steps: int = 60,
+    rng: random.Random | None = None, **changes: Any,
+) -> Statement:  # fmt: skip
     """As :func:`dpbam.app.runs.statement.statement` makes it."""
-    return {
+    rng = rng or random.Random(0)
+    return Statement.model_validate({
         "format": 4, "run": f"{rng.getrandbits(64):016x}", "private": method != "sgd",
         "epsilon": "infinite" if method == "sgd" else 2.97654, "delta": 1e-4,
         "unit": "record (one image and its label)", "units": 1000,
@@ -69,11 +77,20 @@ def statement(
         "released_beside_the_gradients": "norms", "clip_norm": 1.0, "clipping": "flat",
         "seeded": seed is not None, "noise_mode": "from the operating system's entropy",
         "initial_weights": "random, independent of the data", "tuned_on": "not accounted",
-        "evaluated_on": {"set": "scans/test", "records": 300, "times": 6, "note": "not covered"},
+        "evaluated_on": {"set": "scans/test", "records": 300, "times": 6, "note": "not covered",
+                         "public": False, "trained_on": "no", "shared_units_allowed": False},
+        "operator": None, "curator": None, "purpose": None, "unit_name": "record",
+        "unit_reason": None, "beyond_max_records": "none", "noise_multiplier_before": None,
+        "class_weights": "none", "filter": "none", "own_code": "none", "noise": "standard",
+        "public_weights": None, "chosen_by_rule": None, "who_sees_what": {},
+        "outside_the_promise": [], "dpbam": "0", "trade_off": {"not_given": "by RDP"},
+        "identity": {"date": "2026-01-01", "files": {}, "configuration_sha256": "0" * 64,
+                     "versions": {}},
         "budget": None, "may_be_published": ["model.safetensors", "privacy-statement.json"],
         "may_be_published_if_the_test_records_are_not_sensitive": ["metrics.jsonl"],
         "must_not_be_published": ["non-private/", "config.toml"],
-    }  # fmt: skip
+        **changes,
+    })  # fmt: skip
 
 
 def bias_row(

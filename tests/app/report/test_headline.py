@@ -15,6 +15,7 @@ from dpbam.app.report.groups import groups
 from dpbam.app.report.headline import headline, unit_of
 from dpbam.app.report.html import render
 from dpbam.app.report.records import Run, read_run
+from dpbam.app.runs.documents import Statement
 from dpbam.catalogue import FIGURES
 from tests.app.report.synthetic import write_run
 
@@ -22,6 +23,11 @@ from tests.app.report.synthetic import write_run
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return read_run(write_run(tmp_path_factory.mktemp("runs") / "bam"))
+
+
+def changed(run: Run, **changes: object) -> Statement:
+    assert run.statement is not None
+    return run.statement.model_copy(update=changes)
 
 
 def test_accuracy_has_its_interval_and_epsilon_one_sentence(run: Run) -> None:
@@ -56,7 +62,7 @@ def test_an_accuracy_is_compared_with_the_most_frequent_class(run: Run) -> None:
         evaluation={"classes": shares, "trivial": 0.75, "count": 100},
     )  # fmt: skip
     assert headline(known).quality.endswith("The best constant answer would have 75.0%.")
-    patients = replace(known, statement={**run.statement, "unit": "patient (all records ...)"})
+    patients = replace(known, statement=changed(run, unit="patient (all records ...)"))
     assert headline(patients).quality.endswith("with several per patient the true one is wider.")
 
 
@@ -68,26 +74,23 @@ def test_a_page_for_publication_does_not_open_with_the_accuracy(run: Run) -> Non
     assert last not in render([run], publishable=True)
 
 
-@pytest.mark.parametrize(
-    ("statement", "says"),
-    [({"private": False}, "There is no privacy"), ({"unfinished": True}, "has not finished")],
-)
-def test_what_is_not_promised(run: Run, statement: dict[str, bool], says: str) -> None:
-    found = headline(replace(run, statement={**run.statement, **statement}))
-    assert says in found.privacy
+def test_what_is_not_promised(run: Run) -> None:
+    reference = replace(run, statement=changed(run, private=False))
+    assert "There is no privacy" in headline(reference).privacy
+    assert "has not finished" in headline(replace(run, statement=None)).privacy
 
 
 def test_a_seeded_run_does_not_invite_to_publish(run: Run) -> None:
-    seeded = replace(run, statement={**run.statement, "seeded": True})
+    seeded = replace(run, statement=changed(run, seeded=True))
     assert headline(seeded).publish.startswith("Of sensitive data nothing, since the run is seeded")
     assert "May be published, if the data are not sensitive:" in render([seeded])
-    unseeded = replace(run, statement={**run.statement, "seeded": False})
+    unseeded = replace(run, statement=changed(run, seeded=False))
     assert headline(unseeded).publish.startswith("model.safetensors")
     assert "May be published:" in render([unseeded])
 
 
 def test_patients_are_called_patients(run: Run) -> None:
-    patients = replace(run, statement={**run.statement, "unit": "patient (all records ...)"})
+    patients = replace(run, statement=changed(run, unit="patient (all records ...)"))
     assert unit_of([run]) == "samples"
     assert unit_of([patients]) == "patients"
     assert unit_of([run, patients]) == "units"
@@ -181,9 +184,9 @@ def test_the_page_opens_with_the_picture_and_folds_facts(
     picture = "accuracy" if len(runs) == 1 else "differences"
     first = body.index(f'id="figure-{picture}"')
     assert first < body.index("<table" if len(runs) > 1 else 'class="summary"')
-    assert first < body.index(runs[0].statement["run"])
+    assert first < body.index(runs[0].statement.run)
     shown = re.sub(r"<details.*?</details>", "", body, flags=re.S)
-    for fact in (runs[0].statement["run"], "2.13.0", "batch_size"):
+    for fact in (runs[0].statement.run, "2.13.0", "batch_size"):
         assert fact in body
         assert fact not in shown
 

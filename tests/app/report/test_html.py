@@ -84,8 +84,7 @@ def test_a_seed_is_never_published(tmp_path: Path) -> None:
 
 def test_names_from_outside_cannot_break_out(tmp_path: Path) -> None:
     nasty = read_run(write_run(tmp_path / "x", classes=(NASTY, "dog", "ship")))
-    run = Run(NASTY, {**nasty.config, "model": NASTY}, nasty.statement, nasty.metrics,
-              nasty.evaluation, nasty.steps, nasty.bias, nasty.environment)  # fmt: skip
+    run = replace(nasty, name=NASTY, config={**nasty.config, "model": NASTY})
     text = render([run, read_run(write_run(tmp_path / "y", method="dp-sgd"))])
     page = Page(text)
     assert "img" not in page.tags

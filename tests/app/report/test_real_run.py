@@ -41,8 +41,8 @@ def test_every_figure_that_one_run_can_have_is_there(run: Run) -> None:
 def test_the_page_says_what_the_statement_says(run: Run) -> None:
     text = render([run])
     assert "BAM on digits" in text
-    assert run.statement["accountant"] in text
-    assert all(name in text for name in run.statement["must_not_be_published"])
+    assert run.statement.accountant in text
+    assert all(name in text for name in run.statement.must_not_be_published)
     assert run.environment["torch"] in text
 
 
@@ -50,7 +50,7 @@ def test_it_can_be_published(run: Run) -> None:
     """The publishable page is the same whatever was measured without noise."""
     other = replace(run, bias=(), steps=())
     text = render([run], publishable=True)
-    assert run.statement["run"][:8] in text
+    assert run.statement.run[:8] in text
     assert text == render([other], publishable=True)
     assert Page(text).figures == {"released-norms", "released-clipping"}
     operator = render([run])  # the control

@@ -6,7 +6,7 @@ import pytest
 
 from dpbam.app.report.groups import curves, groups
 from dpbam.app.report.records import PUBLIC_SETTINGS, ReportError, Run, read_run, read_runs
-from dpbam.app.runs import RunConfig
+from dpbam.app.runs import RunConfig, RunError
 from tests.app.report.synthetic import write_run
 
 
@@ -29,8 +29,8 @@ def test_missing_files_are_empty(tmp_path: Path) -> None:
 
 def test_an_unfinished_run_is_read_but_cannot_be_published(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "half", finished=False))
-    assert run.statement["unfinished"]
-    assert run.statement["epsilon"] == pytest.approx(3.0)  # of the last evaluation
+    assert run.statement is None
+    assert run.epsilon == pytest.approx(3.0)  # of the last evaluation
     with pytest.raises(ReportError, match="no privacy statement yet"):
         run.publishable(public_test_data=True)
 
@@ -41,7 +41,7 @@ def test_publishing_drops_what_is_not_private_and_what_undoes_noise(tmp_path: Pa
     assert "seed" in run.config
     assert "data" in run.config
     assert not {"seed", "data", "device"} & set(public.config)
-    assert "7" not in public.name.removeprefix("run " + run.statement["run"][:8])
+    assert "7" not in public.name.removeprefix("run " + run.statement.run[:8])
     assert (public.bias, public.steps, public.metrics, public.evaluation) == ((), (), (), None)
     assert public.environment == {}
     assert run.publishable(public_test_data=True).metrics == run.metrics
@@ -79,13 +79,13 @@ def test_public_settings_are_settings_and_neither_paths_nor_seeds() -> None:
         ("metrics.jsonl", "{\n", "line 1 is not JSON"),
         ("metrics.jsonl", "[1]\n", "line 1 is not an object"),
         ("config.toml", "a = = b", "config.toml cannot be read"),
-        ("privacy-statement.json", "[]", "does not hold names and values"),
+        ("privacy-statement.json", "[]", "must hold a JSON object"),
     ],
 )
 def test_damage_is_named(tmp_path: Path, file: str, content: str, message: str) -> None:
     folder = write_run(tmp_path / "damaged", epochs=2)
     (folder / file).write_text(content)
-    with pytest.raises(ReportError, match=message):
+    with pytest.raises((ReportError, RunError), match=message):
         read_run(folder)
 
 
@@ -111,7 +111,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 
 
 def make(name: str, **config: object) -> Run:
-    return Run(name, dict(config), {})
+    return Run(name, dict(config))
 
 
 def test_runs_that_differ_in_their_seed_are_one_group() -> None:
@@ -132,8 +132,7 @@ def test_labels_name_what_tells_groups_of_a_method_apart() -> None:
 
 
 def test_runs_on_other_data_are_never_averaged() -> None:
-    statements = [{"evaluated_on": {"set": f"{name}/test"}} for name in ("mnist", "scans")]
-    runs = [Run(str(k), {"method": "bam"}, s) for k, s in enumerate(statements)]
+    runs = [make(str(k), method="bam", data=name) for k, name in enumerate(("mnist", "scans"))]
     found = groups(runs)
     assert len(found) == 2
     assert len({g.label for g in found}) == 2

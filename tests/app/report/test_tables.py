@@ -14,13 +14,13 @@ from dpbam.app.report.statement import privacy
 from dpbam.app.report.tables import results, side_by_side
 from dpbam.app.runs.effects import used_settings
 from dpbam.privacy.accounting import Charge, total_epsilon
-from tests.app.report.synthetic import write_run
+from tests.app.report.synthetic import statement, write_run
 
 
 def test_settings_that_differ_come_first_and_are_marked() -> None:
     runs = [
-        Run("a", {"model": "mlp", "method": "bam", "lr": 0.1, "seed": 1}, {}),
-        Run("b", {"model": "mlp", "method": "bam", "lr": 0.2, "seed": 1}, {}),
+        Run("a", {"model": "mlp", "method": "bam", "lr": 0.1, "seed": 1}),
+        Run("b", {"model": "mlp", "method": "bam", "lr": 0.2, "seed": 1}),
     ]
     table = side_by_side(groups(runs), lambda run: run.config)
     assert [row[0] for row in table.rows] == ["lr", "model", "method", "seed"]
@@ -29,7 +29,7 @@ def test_settings_that_differ_come_first_and_are_marked() -> None:
 
 
 def test_seeds_of_one_group_share_a_cell() -> None:
-    runs = [Run(str(k), {"method": "bam", "seed": k}, {}) for k in (3, 5)]
+    runs = [Run(str(k), {"method": "bam", "seed": k}) for k in (3, 5)]
     table = side_by_side(groups(runs), lambda run: run.config)
     assert table.rows[1] == ("seed", "3, 5")
     assert table.differing == 0
@@ -37,7 +37,7 @@ def test_seeds_of_one_group_share_a_cell() -> None:
 
 def test_every_epsilon_is_rounded_up() -> None:
     budget = {"epsilon": 1.00001, "taken": 0.99991}
-    run = Run("a", {"method": "bam", "epsilon": 2.97654, "budget": budget}, {})
+    run = Run("a", {"method": "bam", "epsilon": 2.97654, "budget": budget})
     rows = dict(side_by_side(groups([run]), lambda run: run.config).rows)
     assert rows["epsilon"] == "2.977"
     assert rows["budget"] == "epsilon 1.001, taken 1"
@@ -63,8 +63,9 @@ def test_a_comparison_has_paired_differences_and_its_constant() -> None:
     constant = {"accuracy": {"score": 0.9, "constant": 0.25, "chance": 0.1}}
     runs = [
         Run(
-            f"{method}-{seed}", {"method": method, "seed": seed}, {"epsilon": 2.9991},
-            ({"step": 1, "epoch": 1.0, "accuracy": accuracy},),
+            f"{method}-{seed}", {"method": method, "seed": seed},
+            statement(method, seed, epsilon=2.9991),
+            metrics=({"step": 1, "epoch": 1.0, "accuracy": accuracy},),
             compared=({"step": 1, "compared": constant},),
         )
         for method, accuracies in scores.items()
@@ -103,7 +104,7 @@ def test_settings_without_effect_are_not_shown() -> None:
     assert "momentum" in used_settings({**config, "optimizer": "sgd"})
     assert "gradient" in used_settings({**config, "method": "bam"})
     assert "clip_norm" not in used_settings(config, private=False)
-    page = render([Run("a", config, {"private": True, "epsilon": 1.0, "delta": 1e-5})])
+    page = render([Run("a", config, statement())])
     assert '<th scope="row">clip_norm</th>' in page
     assert '<th scope="row">gradient</th>' not in page
 

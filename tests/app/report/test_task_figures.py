@@ -15,6 +15,7 @@ from dpbam.app.report.groups import groups
 from dpbam.app.report.html import render
 from dpbam.app.report.records import Run
 from dpbam.tasks.base import make_task
+from tests.app.report.synthetic import statement
 
 TASKS = ("multi-label", "regression", "segmentation")
 
@@ -42,7 +43,11 @@ def task_run(task: str) -> Run:
     )  # fmt: skip
     config = {"method": "bam", "data": task, "task": task}
     return Run(
-        task, config, {"epsilon": 3.0, "delta": 1e-5}, rows, json.loads(json.dumps(found.to_dict()))
+        task,
+        config,
+        statement(),
+        metrics=rows,
+        evaluation=json.loads(json.dumps(found.to_dict())),
     )
 
 

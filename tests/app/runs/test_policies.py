@@ -94,7 +94,7 @@ def test_what_may_change_on_resume_is_the_policy() -> None:
 
 def test_seeds_with_another_purpose_are_one_group() -> None:
     runs = [
-        Run(str(seed), {"method": "bam", "seed": seed, "purpose": purpose}, {})
+        Run(str(seed), {"method": "bam", "seed": seed, "purpose": purpose})
         for seed, purpose in enumerate(("a first look", "the paper"))
     ]
     assert [len(group.runs) for group in groups(runs)] == [2]

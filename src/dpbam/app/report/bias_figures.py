@@ -14,7 +14,6 @@ from dpbam.app.report.charts import Numbers, Series, lines
 from dpbam.app.report.figure import Figure, Panel, Spec, mean
 from dpbam.app.report.groups import Group, curves, numbers
 from dpbam.app.report.records import Rows, Run
-from dpbam.catalogue import is_private
 
 Builder = Callable[[Sequence[Group]], Figure]
 PLAIN, OWN = "non_private_against_plain", "non_private_against_own"
@@ -27,8 +26,7 @@ LAST_PART = 0.1  # the end of training: the last tenth of the measured steps
 
 def epochs(run: Run, rows: Rows) -> Numbers:
     """Expected passes over the data at each row's step: step * q."""
-    q = run.statement.get("sampling_rate") or math.nan
-    return tuple(step * float(q) for step in numbers(rows, "step"))
+    return tuple(step * run.sampling_rate for step in numbers(rows, "step"))
 
 
 def has(run: Run, reading: str) -> bool:
@@ -54,7 +52,7 @@ def over_training(groups: Sequence[Group], path: Sequence[str]) -> tuple[Series,
         return ((), ()) if lacking or not any(map(math.isfinite, y)) else (epochs(run, run.bias), y)
 
     # nothing is clipped in a reference without privacy: its bias is 0 by definition
-    clipped = [group for group in groups if is_private(group.runs[0].config.get("method"))]
+    clipped = [group for group in groups if group.runs[0].private]
     return curves(clipped, points)
 
 

@@ -74,4 +74,4 @@ def _compared(group: Group) -> tuple[str, str]:
 def _by_seed(group: Group) -> dict[int, float]:
     """The final metric of each run that has a seed."""
     seeded = [(run.config.get("seed"), run.final) for run in group.runs]
-    return {int(seed): final for seed, final in seeded if seed is not None and final is not None}
+    return {seed: final for seed, final in seeded if isinstance(seed, int) and final is not None}

@@ -6,20 +6,19 @@ They come from the records without noise, and held-out records may be as confide
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from dpbam.app.report.charts import Series, confusion_matrix, dots, lines, scatter
 from dpbam.app.report.figure import Figure, Panel
 from dpbam.app.report.groups import PALETTE_SIZE, Group
-from dpbam.app.report.records import ReportError, Run
+from dpbam.app.report.records import ReportError, Row, Run
 from dpbam.tasks.scores import metric_label
 
 MOST_CATEGORIES = 30
 NOT_EVALUATED = "There is no evaluation by class. Run dpbam evaluate RUN --save to make one."
 
-Shares = dict[str, dict[str, Any]]
+Shares = Mapping[str, Row]
 
 
 def classes(groups: Sequence[Group]) -> Figure:
@@ -103,7 +102,7 @@ def roc(groups: Sequence[Group]) -> Figure:
     )
 
 
-def _roc_curves(evaluation: dict[str, Any]) -> list[Series]:
+def _roc_curves(evaluation: Row) -> list[Series]:
     """The curves of the findings with the lowest AUC, the hardest first."""
     shares, points_by_name = evaluation.get("classes", {}), evaluation.get("roc") or {}
     with_points = [name for name, points in points_by_name.items() if points]

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from dpbam.app.report.charts import Numbers, Series
-from dpbam.app.report.records import Run
+from dpbam.app.report.records import Row, Run
 from dpbam.app.runs.config import RunConfig
 from dpbam.app.runs.settings import policies
-from dpbam.catalogue import is_private
 from dpbam.privacy.rounding import up
 
 _POLICIES = policies(RunConfig)
@@ -34,7 +32,7 @@ def groups(runs: Sequence[Run]) -> tuple[Group, ...]:
     """Runs grouped by what they do, in the order given; labels name what differs.
 
     Example:
-        >>> runs = [Run(str(k), {"method": "bam", "lam": lam, "seed": k}, {})
+        >>> runs = [Run(str(k), {"method": "bam", "lam": lam, "seed": k})
         ...         for k, lam in enumerate((0.02, 0.02, 0.005))]
         >>> [(group.label, len(group.runs)) for group in groups(runs)]
         [('BAM, λ 0.02', 2), ('BAM, λ 0.005', 1)]
@@ -70,7 +68,7 @@ def curves(
     return tuple(series)
 
 
-def numbers(rows: Iterable[dict[str, Any]], *path: str) -> Numbers:
+def numbers(rows: Iterable[Row], *path: str) -> Numbers:
     """One number per row, found along ``path``; NaN where there is none.
 
     Example:
@@ -80,10 +78,11 @@ def numbers(rows: Iterable[dict[str, Any]], *path: str) -> Numbers:
     return tuple(_number(row, path) for row in rows)
 
 
-def _number(row: Any, path: Sequence[str]) -> float:
+def _number(row: Row, path: Sequence[str]) -> float:
+    value: object = row
     for key in path:
-        row = row.get(key) if isinstance(row, dict) else None
-    return float(row) if isinstance(row, int | float) else float("nan")
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return float(value) if isinstance(value, int | float) else float("nan")
 
 
 def _mean_curve(xy: list[tuple[Numbers, Numbers]]) -> tuple[Numbers, Numbers]:
@@ -107,7 +106,7 @@ def _labels(runs: list[Run]) -> list[str]:
         )
         parts = [f"{_symbol(k)} {_short(k, run.config.get(k))}" for k in differing[:3]]
         # a reference without privacy wins: no reader may take it for a method to choose
-        reference = [] if is_private(run.config.get("method")) else ["no privacy"]
+        reference = [] if run.private else ["no privacy"]
         labels.append(", ".join([run.method, *reference, *parts]))
     return [
         label if labels.count(label) == 1 else f"{label}, {run.name}"
@@ -120,7 +119,7 @@ def _symbol(name: str) -> str:
     return symbol or name.replace("_", " ")
 
 
-def _short(name: str, value: Any) -> str:
+def _short(name: str, value: object) -> str:
     text = str(value)
     if isinstance(value, float):
         text = up(value) if name == "epsilon" else f"{value:g}"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from dpbam.app.report.records import Run
 from dpbam.app.report.tables import shown
-from dpbam.app.runs.documents import Attacks
 from dpbam.app.runs.statement_text import right_guesses
 from dpbam.privacy.rounding import up
 from dpbam.tasks.scores import metric_label, metric_text, wilson
@@ -26,17 +25,17 @@ class Headline:
 
 def headline(run: Run) -> Headline:
     score, quality = _quality(run)
-    return Headline(score, quality, privacy_sentence(run.statement), _publish(run.statement))
+    return Headline(score, quality, privacy_sentence(run), _publish(run))
 
 
 def unit_of(runs: Sequence[Run]) -> str:
     """The unit of privacy in the plural: "samples" for records, "patients" for patients.
 
     Example:
-        >>> unit_of([Run("a", {}, {"unit": "patient (all records with the same patient)"})])
-        'patients'
+        >>> unit_of([Run("a", {})])
+        'samples'
     """
-    names = {str(run.statement.get("unit") or "record").split(" ")[0] for run in runs}
+    names = {run.unit for run in runs}
     name = names.pop() if len(names) == 1 else "unit"
     return "samples" if name == "record" else f"{name}s"
 
@@ -73,30 +72,30 @@ def _interval(run: Run, value: float, records: int) -> Sequence[float] | None:
     return stored if isinstance(stored, list) and len(stored) == 2 else None
 
 
-def privacy_sentence(s: dict[str, Any]) -> str:
+def privacy_sentence(run: Run) -> str:
     """Return epsilon in one plain sentence."""
-    if not s.get("private", True):
+    statement = run.statement
+    if not run.private:
         return "There is no privacy: the model was trained without noise, as a reference."
-    if s.get("unfinished") or not isinstance(s.get("epsilon"), int | float):
+    if statement is None or not math.isfinite(statement.epsilon):
         return "The training has not finished, so that nothing is promised yet."
-    unit = str(s.get("unit") or "record").split(" ")[0]
-    stated = s.get("trade_off") or {}
-    attacks = Attacks.model_validate(stated) if "advantage" in stated else None
-    guessed = up(min(100.0, 100 * right_guesses(float(s["epsilon"]), s["delta"], attacks)), 4)
+    right = right_guesses(statement.epsilon, statement.delta, statement.trade_off)
     return (
-        f"Someone who has the model, and knows all training data but whether one {unit} is among "
-        f"them, guesses that right at most {guessed}% of the time, against 50% without the model "
-        f"(ε = {up(float(s['epsilon']))}, δ = {shown(s.get('delta'))})."
+        f"Someone who has the model, and knows all training data but whether one {run.unit} is "
+        f"among them, guesses that right at most {up(min(100.0, 100 * right), 4)}% of the time, "
+        "against 50% without the model "
+        f"(ε = {up(statement.epsilon)}, δ = {shown(statement.delta)})."
     )
 
 
-def _publish(s: dict[str, Any]) -> str:
-    files = [str(name) for name in s.get("may_be_published", ())]
-    if not files or not s.get("private", True):
+def _publish(run: Run) -> str:
+    statement = run.statement
+    if statement is None or not statement.may_be_published or not run.private:
         return "Nothing of this run may be published."
-    perhaps = s.get("may_be_published_if_the_test_records_are_not_sensitive", ())
+    perhaps = statement.may_be_published_if_the_test_records_are_not_sensitive
     more = f"; {', '.join(perhaps)} if the test records are not sensitive" if perhaps else ""
-    listed = f"{', '.join(files)}{more}. Everything else stays with the operator."
-    if s.get("seeded"):
+    files = ", ".join(statement.may_be_published)
+    listed = f"{files}{more}. Everything else stays with the operator."
+    if run.seeded:
         return f"Of sensitive data nothing, since the run is seeded. Of other data: {listed}"
     return listed

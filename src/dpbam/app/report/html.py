@@ -13,7 +13,6 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -84,10 +83,16 @@ def render(
         headline=headline(runs[0]) if len(runs) == 1 else None,
         results=results(all_groups) if len(runs) > 1 else None,
         opening=opening,
-        sections=[_section(name, figures) for name, figures in built.items() if _drawn(figures)],
+        sections=[
+            {"id": name.lower().replace(" ", "-"), "title": name, "figures": with_panels}
+            for name, figures in built.items()
+            if (with_panels := [figure for figure in figures if figure.panels])
+        ],
         missing=[f for figures in built.values() for f in figures if not f.panels and f.expected],
         figures={f.name: f.spec() for fs in (opening, *built.values()) for f in fs if f.panels},
-        configuration=side_by_side(all_groups, _used_settings),
+        configuration=side_by_side(
+            all_groups, lambda run: used_settings(run.config, private=run.private)
+        ),
         environment=environment if environment.rows else None,
         script=Markup(script),  # ours and the library's; no text from outside is in it
         script_hash=Markup(f"sha256-{digest}"),
@@ -106,22 +111,6 @@ def _take_opening(built: dict[str, list[Figure]]) -> list[Figure]:
             built["Quality"] = [figure for figure in quality if figure.name != name]
             return opening
     return []
-
-
-def _used_settings(run: Run) -> dict[str, Any]:
-    return used_settings(run.config, private=bool(run.statement.get("private", True)))
-
-
-def _section(name: str, figures: list[Figure]) -> dict[str, Any]:
-    return {
-        "id": name.lower().replace(" ", "-"),
-        "title": name,
-        "figures": _drawn(figures),
-    }
-
-
-def _drawn(figures: Sequence[Figure]) -> list[Figure]:
-    return [figure for figure in figures if figure.panels]
 
 
 def _title(runs: Sequence[Run]) -> str:

@@ -20,7 +20,6 @@ from dpbam.app.report.norm_figures import LEVELS
 from dpbam.app.report.records import Run
 from dpbam.app.report.released_figures import released_share
 from dpbam.app.report.tables import mean_text
-from dpbam.catalogue import is_private
 from dpbam.tasks.scores import metric_label, metric_text
 
 Runs = Sequence[Run]
@@ -234,8 +233,7 @@ def _last(runs: Runs, key: str, form: str) -> str:
 
 def _lasts(runs: Runs, key: str) -> list[float]:
     """A number of the bias at the end of each private run that has it."""
-    clipped = [run for run in runs if is_private(run.config.get("method"))]
-    return _present(last_mean(run, best(run), key) for run in clipped)
+    return _present(last_mean(run, best(run), key) for run in runs if run.private)
 
 
 def _text(values: Iterable[float], form: str) -> str:

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from dpbam.app.report.bias_figures import NOT_MEASURED, epochs
 from dpbam.app.report.charts import Numbers, Series, grid, lines
 from dpbam.app.report.figure import Figure, Panel, mean
 from dpbam.app.report.groups import Group, numbers
-from dpbam.app.report.records import Run
+from dpbam.app.report.records import Row, Run
 
 #: Levels of the recorded quantiles: ``dpbam.bias.record.QUANTILES``, whose package loads torch.
 LEVELS = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 COLUMNS = 24  # moments of training in a grid
 MOST_LAYERS = 40
 
-RowList = Sequence[dict[str, Any]]
+RowList = Sequence[Row]
 
 
 def norms(groups: Sequence[Group]) -> Figure:

@@ -25,14 +25,14 @@ import math
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dpbam import _jsonl
 from dpbam._names import public_name
 from dpbam.app.runs.config import RunConfig
-from dpbam.app.runs.files import check_format
+from dpbam.app.runs.documents import RunFacts, Statement
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.settings import policies
 from dpbam.catalogue import METHODS, is_private
@@ -44,8 +44,9 @@ CONFIG = "config.toml"
 PUBLIC_SETTINGS = frozenset(name for name, one in policies(RunConfig).items() if one.published)
 
 _NO_METRICS = ("step", "epoch", "epsilon", "loss", "records")  # of metrics.jsonl
-_NUMBERED = ("privacy-statement.json", "run.json")  # files that carry a format number
-Rows = tuple[dict[str, Any], ...]
+#: A JSON object of a file that only figures read, as written.
+Row = Mapping[str, Any]
+Rows = tuple[Row, ...]
 
 
 class ReportError(DPBAMError, ValueError):
@@ -59,26 +60,28 @@ class Run:
     Attributes:
         name: the folder's name.
         config: the configuration, as written.
-        statement: the privacy statement.
+        statement: the privacy statement; None while the training has not finished.
+        facts: the plan and the machine; None if not recorded. Not to be shared.
         metrics: evaluations over training, in order.
         evaluation: by class and sub-group; None if there is none. Not to be shared.
         steps: per-step rows. Not to be shared.
         bias: measured steps. Not to be shared.
-        environment: versions and machine.
         statistics: what was released next to the gradients, with noise.
         compared: scores next to those of the best constant answer. Not to be shared.
+        sampling_rate: q; NaN if not known.
     """
 
     name: str
-    config: dict[str, Any]
-    statement: dict[str, Any]
+    config: Mapping[str, object]
+    statement: Statement | None = None
+    facts: RunFacts | None = None
     metrics: Rows = ()
-    evaluation: dict[str, Any] | None = None
+    evaluation: Row | None = None
     steps: Rows = ()
     bias: Rows = ()
-    environment: dict[str, Any] = field(default_factory=dict)
     statistics: Rows = ()
     compared: Rows = ()
+    sampling_rate: float = math.nan
 
     @property
     def method(self) -> str:
@@ -89,13 +92,51 @@ class Run:
     @property
     def data(self) -> str:
         """The data set's name, as the statement has it; never a path."""
-        tested = (self.statement.get("evaluated_on") or {}).get("set")
-        return (
-            str(tested or self.config.get("data", "data"))
-            .removesuffix("/test")
-            .removesuffix("/held-out")
-            .split("/")[-1]
-        )
+        name = str(self.config.get("data", "data"))
+        if self.statement is not None:
+            name = self.statement.evaluated_on.set or name
+        return name.removesuffix("/test").removesuffix("/held-out").split("/")[-1]
+
+    @property
+    def private(self) -> bool:
+        """Whether it promises privacy, by its statement, else by its method."""
+        if self.statement is not None:
+            return self.statement.private
+        return is_private(self.config.get("method"))
+
+    @property
+    def epsilon(self) -> float:
+        """What was spent; while the training has not finished, at the last evaluation."""
+        if self.statement is not None:
+            return self.statement.epsilon
+        spent = self.metrics[-1].get("epsilon") if self.metrics else 0.0
+        return float(spent) if isinstance(spent, int | float) else math.inf
+
+    @property
+    def delta(self) -> float | None:
+        source = self.statement or self.facts
+        return None if source is None else source.delta
+
+    @property
+    def unit(self) -> str:
+        """The unit of privacy in a word: record, patient."""
+        source = self.statement or self.facts
+        return "record" if source is None else source.unit.split(" ")[0]
+
+    @property
+    def seeded(self) -> bool:
+        if self.statement is not None:
+            return self.statement.seeded
+        return self.config.get("seed") is not None
+
+    @property
+    def environment(self) -> dict[str, object]:
+        """Versions and machine. Not to be shared."""
+        if self.facts is None:
+            return {}
+        rows = self.facts.physical_batch_size
+        machine = {"device": self.facts.device, "threads": self.facts.threads}
+        return {**self.facts.versions, **machine} | ({"physical_batch_size": rows} if rows else {})
 
     @property
     def metric(self) -> str:
@@ -129,7 +170,7 @@ class Run:
         return constant is not None and final is not None and final <= constant
 
     @property
-    def evaluation_of_last_records(self) -> dict[str, Any]:
+    def evaluation_of_last_records(self) -> Row:
         """What ``dpbam evaluate --save`` recorded, if it was of as many records."""
         evaluation = self.evaluation or {}
         count = evaluation.get("count")
@@ -137,7 +178,7 @@ class Run:
         return evaluation if count == records else {}
 
     @property
-    def _last_compared(self) -> dict[str, Any]:
+    def _last_compared(self) -> Mapping[str, Row]:
         """Scores by metric, of the last evaluation alone."""
         last = self.metrics[-1].get("step") if self.metrics else None
         rows = [row for row in self.compared if row.get("step") == last]
@@ -152,28 +193,29 @@ class Run:
         Raises:
             ReportError: if there is no privacy statement to publish under, or it forbids that.
         """
-        if self.statement.get("unfinished"):
+        statement = self.statement
+        if statement is None:
             raise ReportError(
                 f"{self.name} has no privacy statement yet, so nothing of it may be published: "
                 "finish its training first (dpbam train --resume)"
             )
-        if self.statement.get("may_be_published") == []:
+        if not statement.may_be_published:
             raise ReportError(
                 f"the privacy statement of {self.name} lets nothing be published, as that of a "
                 "search's trial (report on the search's folder best) or of a reference without "
                 "privacy (leave it out)"
             )
         evaluation = self.evaluation or {}
-        of_test_set = (
-            evaluation.get("test_set_of_the_run") is True
-        )  # of other records nothing is promised
+        # of other records than the run's test set nothing is promised
+        of_test_set = evaluation.get("test_set_of_the_run") is True
         return Run(
-            name=f"run {str(self.statement.get('run', '?'))[:8]}",
+            name=f"run {statement.run[:8]}",
             config=_public(self.config),
-            statement=self.statement,
+            statement=statement,
             statistics=self.statistics,
             metrics=self.metrics if public_test_data else (),
             evaluation=evaluation if public_test_data and of_test_set else None,
+            sampling_rate=statement.sampling_rate,
         )
 
 
@@ -227,61 +269,42 @@ def read_run(folder: str | Path) -> Run:
     if not folder.is_dir():
         raise ReportError(f"{folder} is not a folder: name a run folder, as dpbam train --out made")
     RunFolder(folder).check_links()  # a link may lead to a secret of another user
+    files = RunFolder(folder)
     config, non_private = folder / CONFIG, folder / "non-private"
-    stated = _maybe(folder / "privacy-statement.json")
-    if not config.exists() and not stated:
+    statement = Statement.read(path) if (path := files.statement_json).exists() else None
+    if not config.exists() and statement is None:
         raise ReportError(
             f"{folder} has no config.toml: it is not a run folder, or its training never began"
         )
-    metrics = _rows(folder / "metrics.jsonl")
-    facts = _maybe(non_private / "run.json")
+    # a published folder has its settings in the statement alone; epsilon there is what was spent
+    stated = {} if statement is None else statement.to_json()
+    settings = {k: v for k, v in stated.items() if k in PUBLIC_SETTINGS - {"epsilon"}}
+    facts = files.read_facts() if files.facts.exists() else None
+    plan = statement or facts
     return Run(
         name=folder.resolve().name,
-        config=_parsed(config, tomllib.loads) if config.exists() else _settings(stated),
-        statement=stated or _unfinished(facts, metrics),
-        metrics=metrics,
+        config=_parse(config, tomllib.loads) if config.exists() else settings,
+        statement=statement,
+        facts=facts,
+        sampling_rate=math.nan if plan is None else plan.sampling_rate,
+        metrics=_rows(folder / "metrics.jsonl"),
         statistics=_rows(folder / "statistics.jsonl"),
         evaluation=_maybe(non_private / "evaluation-test.json") or None,
         compared=_rows(non_private / "evaluations.jsonl"),
         steps=_rows(non_private / "training.jsonl"),
         bias=_rows(non_private / "bias.jsonl"),
-        environment={
-            **facts.get("versions", {}),
-            **{k: facts[k] for k in ("device", "threads", "physical_batch_size") if k in facts},
-        },
     )
 
 
-def _public(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings for publication, an encoder's folder without the path to it."""
+def _public(config: Mapping[str, object]) -> dict[str, object]:
+    """Return the settings for publication, an encoder's folder without the path to it."""
     public = {k: v for k, v in config.items() if k in PUBLIC_SETTINGS}
     return public | ({"model": public_name(str(public["model"]))} if "model" in public else {})
 
 
-def _settings(stated: dict[str, Any]) -> dict[str, Any]:
-    """The settings in a privacy statement; its epsilon is what was spent, not a setting."""
-    return {k: v for k, v in stated.items() if k in PUBLIC_SETTINGS - {"epsilon"}}
-
-
-def _unfinished(facts: dict[str, Any], metrics: Rows) -> dict[str, Any]:
-    """What is known of a run without a statement."""
-    config = facts.get("config", {})
-    return {
-        "unfinished": True,
-        "private": is_private(config.get("method")),
-        "epsilon": metrics[-1].get("epsilon") if metrics else 0.0,
-        "seeded": config.get("seed") is not None,
-        "must_not_be_published": ["everything: the training has not finished"],
-        **{k: facts.get(k) for k in ("delta", "noise_multiplier", "sampling_rate", "clip_norm")},
-    }
-
-
-def _maybe(path: Path) -> dict[str, Any]:
-    """A JSON file's values, of a format that is known; empty where there is none."""
-    values = _parsed(path, json.loads) if path.exists() else {}
-    if path.name in _NUMBERED and values:
-        check_format(path, values)
-    return values
+def _maybe(path: Path) -> Row:
+    """Return a JSON file's values; empty where there is none."""
+    return _parse(path, json.loads) if path.exists() else {}
 
 
 def _rows(path: Path) -> Rows:
@@ -296,7 +319,7 @@ def _rows(path: Path) -> Rows:
     return tuple(by_step[step] for step in sorted(by_step))
 
 
-def _parsed(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
+def _parse(path: Path, parse: Callable[[str], object]) -> Row:
     try:
         values = parse(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from dpbam.app.report.bias_figures import epochs
 from dpbam.app.report.charts import Numbers, lines
 from dpbam.app.report.figure import Figure, mean
 from dpbam.app.report.groups import Group, curves
 from dpbam.app.report.norm_figures import over_time
-from dpbam.app.report.records import Rows, Run
+from dpbam.app.report.records import Row, Rows, Run
 
 NOT_RELEASED = (
     "Nothing was released next to the gradients. Train with --release-norms 20 to spend a little "
@@ -74,7 +73,7 @@ def _whole(run: Run) -> Rows:
     return tuple(row for row in rows if row["thresholds"] == rows[0]["thresholds"])
 
 
-def _is_whole(row: dict[str, Any]) -> bool:
+def _is_whole(row: Row) -> bool:
     lists = [row.get("thresholds"), row.get("counts")]
     if not all(isinstance(v, list) and all(isinstance(x, int | float) for x in v) for v in lists):
         return False
@@ -87,21 +86,19 @@ def _with_bias(run: Run) -> Rows:
     return tuple(row for row in _whole(run) if isinstance(row.get("bias"), int | float))
 
 
-def _share(row: dict[str, Any]) -> float:
+def _share(row: Row) -> float:
     """Noised count above C over noised count of all, kept between 0 and 1."""
     below = sum(t <= row["clip_norm"] for t in row["thresholds"])
     total = sum(row["counts"])
     return min(1.0, max(0.0, sum(row["counts"][below:]) / total)) if total > 0 else math.nan
 
 
-def _bias_square(row: dict[str, Any]) -> float:
+def _bias_square(row: Row) -> float:
     """Squares, since their noise averages out (but for those cut off at zero)."""
     return float(row["bias"]) ** 2
 
 
-def _smooth(
-    run: Run, rows: Rows, value: Callable[[dict[str, Any]], float]
-) -> tuple[Numbers, Numbers]:
+def _smooth(run: Run, rows: Rows, value: Callable[[Row], float]) -> tuple[Numbers, Numbers]:
     """(epochs, means over a twentieth of the steps each)."""
     if not rows:
         return (), ()

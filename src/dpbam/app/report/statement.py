@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from dpbam.app.report.groups import Group
 from dpbam.app.report.headline import privacy_sentence
 from dpbam.app.report.records import Run
 from dpbam.app.report.tables import Table, shown, side_by_side
+from dpbam.app.runs.documents import Statement
 from dpbam.privacy.accounting import Charge, total_epsilon
 from dpbam.privacy.rounding import up
 
-PUBLISHABLE, WITHHELD = "may_be_published", "must_not_be_published"
-PERHAPS = "may_be_published_if_the_test_records_are_not_sensitive"
-LISTED = frozenset((PUBLISHABLE, PERHAPS, WITHHELD, "format"))
+#: Fields of a statement that the page shows apart from its table of facts.
+LISTED = frozenset((
+    "may_be_published", "may_be_published_if_the_test_records_are_not_sensitive",
+    "must_not_be_published", "format",
+))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,96 +50,102 @@ class Privacy:
 
 
 def privacy(groups: Sequence[Group]) -> Privacy:
-    """What the runs promise, one by one and together."""
+    """Return what the runs promise, one by one and together."""
     runs = [run for group in groups for run in group.runs]
-    statements = [run.statement for run in runs]
+    statements = [run.statement for run in runs if run.statement is not None]
     alone = len(runs) == 1
-    epsilon, promise = _one(runs[0]) if alone else _together(runs)
+    epsilon, promise = _promise(runs[0]) if alone else _together(runs)
+    withheld = _union(statement.must_not_be_published for statement in statements)
+    if len(statements) < len(runs):
+        withheld = ("everything: the training has not finished", *withheld)
     return Privacy(
         epsilon=epsilon,
         promise=promise,
         share=_share(runs[0]) if alone else None,
         facts=side_by_side(groups, _facts),
-        publishable=_files(statements, PUBLISHABLE),
-        perhaps=_files(statements, PERHAPS),
-        withheld=_files(statements, WITHHELD),
+        publishable=_union(statement.may_be_published for statement in statements),
+        perhaps=_union(
+            statement.may_be_published_if_the_test_records_are_not_sensitive
+            for statement in statements
+        ),
+        withheld=withheld,
         warnings=_warnings(groups),
-        seeded=any(statement.get("seeded") for statement in statements),
+        seeded=any(run.seeded for run in runs),
     )
 
 
-def _one(run: Run) -> tuple[str, str]:
-    s = run.statement
-    if not s.get("private", True):
+def _promise(run: Run) -> tuple[str, str]:
+    if not run.private:
         return "∞", "This model gives no privacy: it was trained without noise, as a reference."
-    return up(_epsilon(s)), f"at δ = {shown(s.get('delta'))}, for every {s.get('unit', 'record')}"
+    unit = "record" if run.statement is None else run.statement.unit
+    return up(run.epsilon), f"at δ = {shown(run.delta)}, for every {unit}"
 
 
 def _together(runs: Sequence[Run]) -> tuple[str, str]:
-    """The cost of publishing every private run of one data set: their steps composed."""
-    private = [run for run in runs if run.statement.get("private", True)]
+    """Return the cost of publishing every private run of one data set: their steps composed."""
+    private = [run for run in runs if run.private]
     if len(private) < 2 or len({run.data for run in private}) > 1:
         return "", "Each run has a budget of its own, in the table."
-    if any(run.statement.get("unfinished") for run in private):
+    statements = [run.statement for run in private if run.statement is not None]
+    if len(statements) < len(private):
         return "", "Not all runs have finished: each has a budget of its own, in the table."
-    delta = max(float(run.statement["delta"]) for run in private)
+    delta = max(statement.delta for statement in statements)
     accountant = str(private[0].config.get("accountant", "pld"))
-    total = total_epsilon(_charges(private), delta, accountant=accountant)
+    total = total_epsilon(_charges(statements), delta, accountant=accountant)
     return up(total), (
         f"at δ = {shown(delta)}, if all {len(private)} private models are published: they were "
         "trained on the same data, and their budgets add up. If one model is published: "
-        f"{privacy_sentence(max(private, key=lambda run: _epsilon(run.statement)).statement)}"
+        f"{privacy_sentence(max(private, key=lambda run: run.epsilon))}"
     )
 
 
-def _charges(runs: Sequence[Run]) -> list[Charge]:
-    """What the runs were charged."""
+def _charges(statements: Sequence[Statement]) -> list[Charge]:
+    """Return what the runs were charged."""
     steps: Counter[tuple[float, float]] = Counter()
-    for run in runs:
-        s = run.statement
-        steps[(s["charged_noise_multiplier"], s["sampling_rate"])] += s["charged_steps"]
-        if s.get("noise_multiplier_before"):
-            steps[(s["noise_multiplier_before"], 1.0)] += 1
+    for s in statements:
+        steps[s.charged_noise_multiplier, s.sampling_rate] += s.charged_steps
+        if s.noise_multiplier_before:
+            steps[s.noise_multiplier_before, 1.0] += 1
     return [Charge(sigma, q, count) for (sigma, q), count in steps.items()]
-
-
-def _epsilon(s: dict[str, Any]) -> float:
-    value = s.get("epsilon")
-    return float(value) if isinstance(value, int | float) else float("inf")
 
 
 def _share(run: Run) -> float | None:
     budget = run.config.get("epsilon")
-    if not budget or not run.statement.get("private", True):
+    if not isinstance(budget, int | float) or not run.private:
         return None
-    share = 100 * _epsilon(run.statement) / float(budget)
+    share = 100 * run.epsilon / budget
     return min(100.0, math.ceil(share * 10) / 10)  # shown with one digit, never rounded down
 
 
-def _facts(run: Run) -> dict[str, Any]:
-    """The statement but for what the page lists next to it."""
-    facts = {name: value for name, value in run.statement.items() if name not in LISTED}
+def _facts(run: Run) -> dict[str, object]:
+    """Return the statement but for what the page lists next to it, or what is known without one."""
+    facts: dict[str, object] = {"unfinished": True, "epsilon": run.epsilon, "delta": run.delta}
+    if run.statement is not None:
+        facts = {k: v for k, v in run.statement.to_json().items() if k not in LISTED}
+    elif run.facts is not None:
+        names = ("noise_multiplier", "sampling_rate", "clip_norm")
+        facts |= {name: getattr(run.facts, name) for name in names}
     return {name.replace("_", " "): value for name, value in facts.items() if value is not None}
 
 
-def _files(statements: Sequence[dict[str, Any]], key: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(file for s in statements for file in s.get(key, ())))
+def _union(lists: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for names in lists for name in names))
 
 
 def _warnings(groups: Sequence[Group]) -> tuple[tuple[str, str], ...]:
     """What a reader must know before anything else."""
     cases = (
         ("Research only", "seeded: an attacker who knows the seed can subtract the noise. Do "
-         "not publish such a model of sensitive data", lambda s: s.get("seeded")),
+         "not publish such a model of sensitive data", lambda run: run.seeded),
         ("No privacy", "trained without noise, as a reference: publishing such a model may "
-         "reveal its training data", lambda s: not s.get("private", True)),
+         "reveal its training data", lambda run: not run.private),
         ("Not finished", "not finished: there is no privacy statement yet, and epsilon is what was "
-         "spent at the last evaluation", lambda s: s.get("unfinished")),
+         "spent at the last evaluation", lambda run: run.statement is None),
     )  # fmt: skip
     warnings = []
     alone = sum(len(group.runs) for group in groups) == 1
     for title, text, holds in cases:
-        labels = [g.label for g in groups if any(holds(run.statement) for run in g.runs)]
+        labels = [g.label for g in groups if any(holds(run) for run in g.runs)]
         if labels:
             of_all = len(labels) == len(groups)
             subject = "The run is" if alone else "All runs are" if of_all else "These runs are"

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from dpbam.app.compare.statistics import Estimate, estimate
 from dpbam.app.report.bias_figures import OWN, PLAIN, last_mean
 from dpbam.app.report.comparison_figures import difference_text, paired, verdict
 from dpbam.app.report.groups import Group
 from dpbam.app.report.records import Run
-from dpbam.catalogue import is_private
 from dpbam.privacy.rounding import up
 from dpbam.tasks.scores import metric_label, metric_text
 
@@ -76,7 +75,7 @@ def mean_text(values: Sequence[float], text: Callable[[float], str]) -> str:
     return mean if spread.count == 1 or low == mean == high else f"{mean} [{low}, {high}]"
 
 
-def side_by_side(groups: Sequence[Group], facts: Callable[[Run], dict[str, Any]]) -> Table:
+def side_by_side(groups: Sequence[Group], facts: Callable[[Run], Mapping[str, object]]) -> Table:
     """One row per fact, a column per group; facts that differ between groups first."""
     same: list[tuple[str, ...]] = []
     differing: list[tuple[str, ...]] = []
@@ -90,13 +89,13 @@ def side_by_side(groups: Sequence[Group], facts: Callable[[Run], dict[str, Any]]
     return Table(heads, (*differing, *same), len(differing))
 
 
-def _fact(name: str, value: Any) -> str:
+def _fact(name: str, value: object) -> str:
     """A setting as people read it; an epsilon, also what is taken of one, rounded up."""
-    spent = name in ("epsilon", "taken") and isinstance(value, float)
-    return up(value) if spent else shown(value)
+    spent = name in ("epsilon", "taken")
+    return up(value) if spent and isinstance(value, float) else shown(value)
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value as people read it.
 
     Example:
@@ -129,13 +128,12 @@ def _difference(by_label: Mapping[str, Estimate], group: Group) -> str:
 
 def _epsilon(group: Group) -> str:
     """The largest of a setting's runs: what publishing one of them costs at most."""
-    values = [run.statement.get("epsilon") for run in group.runs]
-    numbers = [float(v) for v in values if isinstance(v, int | float)]
-    return up(max(numbers)) if len(numbers) == len(values) else "no privacy"
+    epsilon = max(run.epsilon for run in group.runs)
+    return up(epsilon) if math.isfinite(epsilon) else "no privacy"
 
 
 def _reading(key: str, run: Run) -> float | None:
-    if not is_private(run.config.get("method")):  # which clips nothing
+    if not run.private:  # which clips nothing
         return None
     plain = last_mean(run, PLAIN, key)
     return last_mean(run, OWN, key) if plain is None else plain

@@ -10,7 +10,6 @@ from dpbam.app.report.charts import Numbers, lines
 from dpbam.app.report.figure import Figure
 from dpbam.app.report.groups import Group, curves, numbers
 from dpbam.app.report.records import Run
-from dpbam.catalogue import is_private
 from dpbam.privacy.rounding import up
 from dpbam.tasks.scores import metric_label, metric_text
 
@@ -30,7 +29,7 @@ def accuracy(groups: Sequence[Group]) -> Figure:
         return tuple(x if math.isnan(x) else float(up(x, 3)) for x in spent), reached
 
     by_epoch = curves(groups, lambda run: over("epoch", run))
-    by_epsilon = curves([g for g in groups if _private(g)], over_epsilon)
+    by_epsilon = curves([g for g in groups if g.runs[0].private], over_epsilon)
     constants = {run.constant for group in groups for run in group.runs}
     # one line says it for all runs of one data set, and none where some run lacks it
     alone = constants.pop() if len(constants) == 1 else None
@@ -73,7 +72,3 @@ def loss(groups: Sequence[Group]) -> Figure:
 def _loss(run: Run) -> tuple[Numbers, Numbers]:
     rows = tuple(row for row in run.steps if row.get("non_private_loss") is not None)
     return epochs(run, rows), numbers(rows, "non_private_loss")
-
-
-def _private(group: Group) -> bool:
-    return is_private(group.runs[0].config.get("method"))
