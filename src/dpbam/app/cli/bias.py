@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -33,7 +33,7 @@ _SHARES = ("relative_bias", "magnitude_share", "direction_share", "noise_share")
 
 @settings_as_flags()
 def bias(
-    flags: dict[str, Any],
+    flags: dict[str, object],
     folder: Annotated[
         Path | None, typer.Argument(metavar="[RUN]", help="A run folder: its model is measured.")
     ] = None,
@@ -60,14 +60,14 @@ def bias(
         $ dpbam bias runs/digits --flatness --json
     """
     settings = _settings(folder, flags)
-    found = measure(settings, run=folder, batches=batches, advice=advise, flatness=flatness)
+    measured = measure(settings, run=folder, batches=batches, advice=advise, flatness=flatness)
     if json:
-        print_json(found.to_dict())
+        print_json(measured.to_dict())
     else:
-        _show(settings, found)
+        _show(settings, measured)
 
 
-def _settings(folder: Path | None, flags: dict[str, Any]) -> RunConfig:
+def _settings(folder: Path | None, flags: dict[str, object]) -> RunConfig:
     """Return the run's settings, or the flags'; epsilon 8 where nothing sets the noise."""
     if folder is not None:
         return resumed_config(folder, flags)
@@ -78,11 +78,11 @@ def _settings(folder: Path | None, flags: dict[str, Any]) -> RunConfig:
     return run_config(None, flags)
 
 
-def _show(settings: RunConfig, found: Measured) -> None:
-    record = found.records[-1]
-    plain, own = found.means("plain"), found.means("own")
-    rows = [(words, _cell(name, plain), _cell(name, own)) for name, words in _WORDS.items()]
-    title = f"{settings.method} on {settings.data}, mean of {len(found.records)} batches"
+def _show(settings: RunConfig, measured: Measured) -> None:
+    record = measured.records[-1]
+    plain, against_own = measured.means("plain"), measured.means("own")
+    rows = [(words, _cell(name, plain), _cell(name, against_own)) for name, words in _WORDS.items()]
+    title = f"{settings.method} on {settings.data}, mean of {len(measured.records)} batches"
     say(table(("", "against the plain gradient", "against its own"), rows, title=title))
     norms = record.non_private_norms
     values = {
@@ -98,13 +98,13 @@ def _show(settings: RunConfig, found: Measured) -> None:
         for name, layer in record.non_private_layers.items()
     ]
     say(table(("layer", "share of squared norms", "relative bias", "cosine"), layers))
-    if found.flatness:
-        say(facts(_flatness(found.flatness)))
-    if found.advice:
+    if measured.flatness:
+        say(facts(_flatness(measured.flatness)))
+    if measured.advice:
         from dpbam.bias import method_advice  # torch
 
         rule = method_advice(settings.method, averaged=settings.averaged)
-        say(str(found.advice), *filter(None, [rule]))
+        say(str(measured.advice), *filter(None, [rule]))
     say(NOTE)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from dpbam.app.report.charts import Numbers, Series, lines
 from dpbam.app.report.figure import Figure, Panel, Spec, mean
 from dpbam.app.report.groups import Group, curves, numbers
+from dpbam.app.report.meaning import Runs, mean_of, present
 from dpbam.app.report.records import Rows, Run
 
 Builder = Callable[[Sequence[Group]], Figure]
@@ -141,3 +142,32 @@ def last_mean(run: Run, *path: str) -> float | None:
     """The mean of a recorded number over the last tenth of the measured steps; None without."""
     value = mean(numbers(last_part(run.bias), *path)) if run.bias else math.nan
     return value if math.isfinite(value) else None
+
+
+def of_bias(runs: Runs) -> str:
+    length, relative = _last(runs, "bias", "{:.3g}"), _last(runs, "relative_bias", "{:.0%}")
+    if not length or not relative:
+        return ""
+    return f"at the end clipping moves the average gradient by {length}, {relative} of its length"
+
+
+def of_direction(runs: Runs) -> str:
+    cosines, shares = _lasts(runs, "cosine"), _lasts(runs, "direction_share")
+    if not cosines or not shares:
+        return ""
+    share = mean_of(shares, "{:.0%}") if mean(shares) >= 0.01 else "less than 1%"
+    angle = mean_of([math.degrees(math.acos(max(-1.0, min(1.0, c)))) for c in cosines], "{:.0f}°")
+    noise = _last(runs, "noise_share", "{:.0%}")
+    return (
+        f"at the end the clipped gradient points {angle} away from the true one; {share} of the "
+        "bias is direction" + (f", and {noise} of the error of a step is noise" if noise else "")
+    )
+
+
+def _last(runs: Runs, key: str, form: str) -> str:
+    return mean_of(_lasts(runs, key), form)
+
+
+def _lasts(runs: Runs, key: str) -> list[float]:
+    """A number of the bias at the end of each private run that has it."""
+    return present(last_mean(run, best(run), key) for run in runs if run.private)

@@ -10,9 +10,8 @@ from dataclasses import replace
 from dpbam._names import did_you_mean
 from dpbam.app.report.figure import Figure
 from dpbam.app.report.groups import Group
-from dpbam.app.report.headline import unit_of
 from dpbam.app.report.meaning import meaning
-from dpbam.app.report.records import ReportError
+from dpbam.app.report.records import ReportError, unit_of
 from dpbam.catalogue import FIGURES, load
 
 

@@ -9,15 +9,26 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+import numpy as np
+
 from dpbam.app.report.charts import Series, confusion_matrix, dots, lines, scatter
-from dpbam.app.report.figure import Figure, Panel
+from dpbam.app.report.figure import Figure, Panel, mean
 from dpbam.app.report.groups import PALETTE_SIZE, Group
+from dpbam.app.report.meaning import (
+    Runs,
+    gather_by_name,
+    mean_of,
+    mean_text,
+    name_extremes,
+    values_of,
+)
 from dpbam.app.report.records import ReportError, Row, Run
 from dpbam.tasks.scores import metric_label
 
 MOST_CATEGORIES = 30
 NOT_EVALUATED = "There is no evaluation by class. Run dpbam evaluate RUN --save to make one."
 
+_FALSE = 0.1  # false positive rate at which ROC curves are read
 Shares = Mapping[str, Row]
 
 
@@ -36,6 +47,12 @@ def classes(groups: Sequence[Group]) -> Figure:
         _dots("", groups, _classes),
         NOT_EVALUATED,
     )
+
+
+def of_classes(runs: Runs) -> str:
+    shares = [values_of((run.evaluation or {}).get("classes")) for run in runs]
+    what = "finding" if runs[0].metric == "auc" else "class"
+    return name_extremes(what, gather_by_name(shares), runs[0].metric)
 
 
 def subgroups(groups: Sequence[Group]) -> Figure:
@@ -59,6 +76,21 @@ def subgroups(groups: Sequence[Group]) -> Figure:
     )
 
 
+def of_subgroups(runs: Runs) -> str:
+    by_column: dict[str, list[dict[str, float]]] = {}
+    for run in runs:
+        for column, subgroups in ((run.evaluation or {}).get("groups") or {}).items():
+            scores = {
+                name: group_scores.get(run.metric)
+                for name, group_scores in subgroups["groups"].items()
+            }
+            by_column.setdefault(column, []).append(values_of(scores))
+    texts = [
+        name_extremes(column, gather_by_name(s), runs[0].metric) for column, s in by_column.items()
+    ]
+    return "; ".join(text for text in texts if text)
+
+
 def confusion(groups: Sequence[Group]) -> Figure:
     """Confusion matrices, a panel per group (its first run)."""
     return Figure(
@@ -74,6 +106,24 @@ def confusion(groups: Sequence[Group]) -> Figure:
         ],
         NOT_EVALUATED,
     )
+
+
+def of_confusion(runs: Runs) -> str:
+    evaluations = [run.evaluation or {} for run in runs]
+    names = list(evaluations[0].get("classes") or ())
+    matrices = [e["confusion"] for e in evaluations if e.get("confusion")]
+    if not matrices:
+        return ""
+    total = np.sum(matrices, axis=0)
+    wrong = [
+        (int(n), i, j) for i, row in enumerate(total) for j, n in enumerate(row) if i != j and n
+    ]
+    if not wrong:
+        return "no test record is taken for another class"
+    n, i, j = max(wrong)
+    of = f"{int(total[i].sum()):,} {'pixels' if runs[0].metric == 'dice' else 'records'}"
+    all_runs = f", all {len(matrices)} runs together" if len(matrices) > 1 else ""
+    return f"the most frequent mistake is {names[i]} taken for {names[j]}: {n:,} of {of}{all_runs}"
 
 
 def roc(groups: Sequence[Group]) -> Figure:
@@ -99,6 +149,28 @@ def roc(groups: Sequence[Group]) -> Figure:
         panels,
         f"ROC curves are of findings. {NOT_EVALUATED}",
         expected=_has_metric(groups, "auc"),
+    )
+
+
+def of_roc(runs: Runs) -> str:
+    rates = [
+        {
+            name: float(np.interp(_FALSE, [x for x, _ in points], [y for _, y in points]))
+            for name, points in ((run.evaluation or {}).get("roc") or {}).items()
+            if points
+        }
+        for run in runs
+    ]
+    by_name = gather_by_name(rates)
+    if not by_name:
+        return ""
+    means = {name: mean(values) for name, values in by_name.items()}
+    low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
+    lowest, highest = (mean_text(by_name[name], "{:.0%}".format) for name in (low, high))
+    rest = f" and {highest} of those with {high}" if len(by_name) > 1 else ""
+    return (
+        f"where {_FALSE:.0%} of the records without a finding are reported as well, "
+        f"{lowest} of those with {low}{rest} are found"
     )
 
 
@@ -143,6 +215,14 @@ def predicted(groups: Sequence[Group]) -> Figure:
         f"Values are predicted by a regression. {NOT_EVALUATED}",
         expected=_has_metric(groups, "r2"),
     )
+
+
+def of_predicted(runs: Runs) -> str:
+    evaluations = [run.evaluation or {} for run in runs]
+    errors = [(e.get("scores") or {}).get("mae") for e in evaluations]
+    error = mean_of((e for e in errors if e is not None), "{:.3g}")
+    name = evaluations[0].get("value", "value")
+    return error and f"the predicted {name} is {error} away from the true one on average"
 
 
 def _has_metric(groups: Sequence[Group], metric: str) -> bool:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dpbam.app.report.records import Run
+from dpbam.app.report.records import Run, unit_of
 from dpbam.app.report.tables import shown
 from dpbam.app.runs.statement_text import right_guesses
 from dpbam.privacy.rounding import up
@@ -26,18 +26,6 @@ class Headline:
 def headline(run: Run) -> Headline:
     score, quality = _quality(run)
     return Headline(score, quality, privacy_sentence(run), _publish(run))
-
-
-def unit_of(runs: Sequence[Run]) -> str:
-    """The unit of privacy in the plural: "samples" for records, "patients" for patients.
-
-    Example:
-        >>> unit_of([Run("a", {})])
-        'samples'
-    """
-    names = {run.unit for run in runs}
-    name = names.pop() if len(names) == 1 else "unit"
-    return "samples" if name == "record" else f"{name}s"
 
 
 def _quality(run: Run) -> tuple[str, str]:

@@ -13,7 +13,8 @@ from dpbam.app.report.bias_figures import NOT_MEASURED, epochs
 from dpbam.app.report.charts import Numbers, Series, grid, lines
 from dpbam.app.report.figure import Figure, Panel, mean
 from dpbam.app.report.groups import Group, numbers
-from dpbam.app.report.records import Row, Run
+from dpbam.app.report.meaning import Runs, finite, gather_by_name, mean_of
+from dpbam.app.report.records import Row, Run, unit_of
 
 #: Levels of the recorded quantiles: ``dpbam.bias.record.QUANTILES``, whose package loads torch.
 LEVELS = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
@@ -35,6 +36,31 @@ def norms(groups: Sequence[Group]) -> Figure:
         NOT_MEASURED,
         {"y": "shared"},
     )
+
+
+def of_norms(runs: Runs) -> str:
+    halves, clips = [], []
+    for run in runs:
+        rows = [(row.get("non_private_norms") or {}).get("quantiles") for row in run.bias[-1:]]
+        clip = finite(numbers(run.bias[-1:], "clip_norm"))
+        if rows and rows[0] and clip:
+            halves.append(float(rows[0][LEVELS.index(0.5)]))
+            clips.append(clip[0])
+    if not halves:
+        return ""
+    shares = _clip_share(runs)
+    return (f"{shares}; " if shares else "") + (
+        f"the median norm ends at {mean_of(halves, '{:.3g}')}, and C is {mean(clips):g}"
+    )
+
+
+def _clip_share(runs: Runs) -> str:
+    shares = [finite(numbers(run.bias, "non_private_clip_share")) for run in runs]
+    firsts, lasts = ([s[k] for s in shares if s] for k in (0, -1))
+    if not firsts:
+        return ""
+    first, last = mean_of(firsts, "{:.0%}"), mean_of(lasts, "{:.0%}")
+    return f"{first} of the {unit_of(runs)} are clipped at first, {last} at last"
 
 
 def over_time(
@@ -96,6 +122,19 @@ def layers(groups: Sequence[Group]) -> Figure:
         NOT_MEASURED,
         {"color": "independent"},
     )
+
+
+def of_layers(runs: Runs) -> str:
+    layers = [(run.bias[-1].get("non_private_layers") or {}) if run.bias else {} for run in runs]
+    by_name = gather_by_name(
+        {k: v["share"] for k, v in one.items() if isinstance(v.get("share"), float)}
+        for one in layers
+    )
+    if not by_name:
+        return ""
+    top = max(by_name, key=lambda name: mean(by_name[name]))
+    share = mean_of(by_name[top], "{:.0%}")
+    return f"at the end {top} has {share} of the gradients' squared length"
 
 
 def _fan(group: Group, run: Run) -> Panel:

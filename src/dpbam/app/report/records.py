@@ -219,6 +219,18 @@ class Run:
         )
 
 
+def unit_of(runs: Sequence[Run]) -> str:
+    """The unit of privacy in the plural: "samples" for records, "patients" for patients.
+
+    Example:
+        >>> unit_of([Run("a", {})])
+        'samples'
+    """
+    names = {run.unit for run in runs}
+    name = names.pop() if len(names) == 1 else "unit"
+    return "samples" if name == "record" else f"{name}s"
+
+
 def read_runs(folders: Sequence[str | Path]) -> list[Run]:
     """The runs in ``folders``: each is a run, or holds runs, as a comparison's folder does.
 

@@ -13,8 +13,9 @@ from dpbam.app.report.bias_figures import epochs
 from dpbam.app.report.charts import Numbers, lines
 from dpbam.app.report.figure import Figure, mean
 from dpbam.app.report.groups import Group, curves
+from dpbam.app.report.meaning import Runs, mean_of, present
 from dpbam.app.report.norm_figures import over_time
-from dpbam.app.report.records import Row, Rows, Run
+from dpbam.app.report.records import Row, Rows, Run, unit_of
 
 NOT_RELEASED = (
     "Nothing was released next to the gradients. Train with --release-norms 20 to spend a little "
@@ -58,6 +59,13 @@ def clipping(groups: Sequence[Group]) -> Figure:
         "public",
         [panel for panel in panels if panel.rows],
         NOT_RELEASED,
+    )
+
+
+def of_released(runs: Runs) -> str:
+    share = mean_of(present(released_share(run) for run in runs), "{:.0%}")
+    return share and (
+        f"about {share} of the {unit_of(runs)} are clipped in the last part of training"
     )
 
 

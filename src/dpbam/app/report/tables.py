@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from dpbam.app.compare.statistics import Estimate, estimate
+from dpbam.app.compare.statistics import Estimate
 from dpbam.app.report.bias_figures import OWN, PLAIN, last_mean
 from dpbam.app.report.comparison_figures import difference_text, paired, verdict
 from dpbam.app.report.groups import Group
+from dpbam.app.report.meaning import mean_text
 from dpbam.app.report.records import Run
 from dpbam.privacy.rounding import up
 from dpbam.tasks.scores import metric_label, metric_text
@@ -61,18 +62,6 @@ def results(groups: Sequence[Group]) -> Table:
         empty = ("",) * (len(shown) - 1)
         rows.append(("best constant answer", "", metric_text(metrics[0], alone), *empty))
     return Table(("setting", "runs", *shown), tuple(rows), marked=("bias at the end",))
-
-
-def mean_text(values: Sequence[float], text: Callable[[float], str]) -> str:
-    """Format a mean over seeds with its 95% t interval; the number alone if all of it reads so.
-
-    Example:
-        >>> mean_text([0.90, 0.92, 0.94], "{:.2f}".format), mean_text([0.9], "{:.2f}".format)
-        ('0.92 [0.87, 0.97]', '0.90')
-    """
-    spread = estimate(values)
-    mean, low, high = text(spread.mean), text(spread.low), text(spread.high)
-    return mean if spread.count == 1 or low == mean == high else f"{mean} [{low}, {high}]"
 
 
 def side_by_side(groups: Sequence[Group], facts: Callable[[Run], Mapping[str, object]]) -> Table:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from dpbam.app.report.bias_figures import epochs
 from dpbam.app.report.charts import Numbers, lines
-from dpbam.app.report.figure import Figure
+from dpbam.app.report.figure import Figure, mean
 from dpbam.app.report.groups import Group, curves, numbers
+from dpbam.app.report.meaning import Runs, finite, mean_of, mean_text
 from dpbam.app.report.records import Run
 from dpbam.privacy.rounding import up
 from dpbam.tasks.scores import metric_label, metric_text
@@ -56,6 +57,21 @@ def accuracy(groups: Sequence[Group]) -> Figure:
     )
 
 
+def of_accuracy(runs: Runs) -> str:
+    name = runs[0].metric
+    finals = [run.final for run in runs if run.final is not None]
+    if not finals:
+        return ""
+    ending = mean_text(finals, lambda value: metric_text(name, value))
+    if len(runs) > 1:
+        return f"the {metric_label(name)} ends at {ending}"
+    rows = [row for row in runs[0].metrics if row.get(name) is not None]
+    top = max(rows, key=lambda row: row[name])
+    highest = f"{metric_text(name, top[name])} at epoch {top['epoch']:.3g}"
+    more = f", the highest on the way was {highest}" if top[name] > finals[0] else ", its highest"
+    return f"the {metric_label(name)} ends at {ending}{more}"
+
+
 def loss(groups: Sequence[Group]) -> Figure:
     """Training loss over steps."""
     series = curves(groups, _loss)
@@ -67,6 +83,18 @@ def loss(groups: Sequence[Group]) -> Figure:
         [lines("", "epoch", "loss", series, zero=True)] if series else (),
         "No training loss was recorded.",
     )
+
+
+def of_loss(runs: Runs) -> str:
+    firsts, lasts = [], []
+    for run in runs:
+        losses = finite(numbers(run.steps, "non_private_loss"))
+        tenth = max(1, len(losses) // 10)
+        if losses:
+            firsts.append(mean(losses[:tenth]))
+            lasts.append(mean(losses[-tenth:]))
+    first, last = mean_of(firsts, "{:.3g}"), mean_of(lasts, "{:.3g}")
+    return first and f"the loss goes from {first} to {last}, means of a tenth of the steps each"
 
 
 def _loss(run: Run) -> tuple[Numbers, Numbers]:
