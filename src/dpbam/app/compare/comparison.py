@@ -35,7 +35,9 @@ from dpbam.privacy.accounting import total_epsilon
 REFERENCE = "sgd"  # what a method without privacy reaches
 EXACT = "exact"
 #: Settings that a reference without privacy cannot have: its budget, and what is released from it.
-_PAID = ("epsilon", "noise_multiplier", "release_norms", "release_counts", "balance")
+_PAID = (
+    "epsilon", "noise_multiplier", "release_norms", "release_counts", "release_centre", "balance",
+)  # fmt: skip
 Verdict = Literal["better", "worse", "no winner"]
 
 
