@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from made_runs import run_facts
 
 from dpbam.app.runs import RunConfig
 from dpbam.app.runs.documents import Statement
+from tests.results import run_facts
 
 #: figures of other tasks than single-label: test_task_figures.py has their runs
 TASK_FIGURES = ("roc", "predicted")
