@@ -96,20 +96,20 @@ def composed_by_fft() -> Iterator[None]:
         def get_epsilon_for_delta(self, delta: float) -> float:
             return fft_epsilon(self.spent, delta, self.grid)
 
-    before = accounting._composed
-    accounting._composed = Composed  # type: ignore[assignment]
+    before = accounting._compose
+    accounting._compose = Composed  # type: ignore[assignment]
     try:
         yield
     finally:
-        accounting._composed = before
+        accounting._compose = before
 
 
 def calibrate(plan: dict[str, Any]) -> float:
     """Return the noise multiplier of a plan, as in a new process."""
     for cached in (accounting._on_grid, accounting._step_loss):
         cached.cache_clear()
-    if hasattr(accounting._composed, "cache_clear"):
-        accounting._composed.cache_clear()
+    if hasattr(accounting._compose, "cache_clear"):
+        accounting._compose.cache_clear()
     return PrivacyPlan.calibrate(**plan).noise_multiplier
 
 

@@ -79,7 +79,7 @@ class Inside:
 
     def __init__(self, ranks: Ranks) -> None:
         self.seconds = 0.0
-        for name in ("sums", "scattered", "gathered", "collected", "from_leader"):
+        for name in ("sums", "scatter", "gather", "collect", "from_leader"):
             setattr(ranks, name, self._timed(getattr(ranks, name)))
 
     def _timed(self, message: Callable[..., Any]) -> Callable[..., Any]:

@@ -66,7 +66,7 @@ class Views:
             inputs = map_rows(lambda t: t.repeat_interleave(k, dim=0), inputs)
         if self.augment is not None:
             row_keys = keys()
-            inputs = self._augmented("augment", self.augment, inputs, derive(row_keys, _AUGMENT))
+            inputs = self._augment_rows("augment", self.augment, inputs, derive(row_keys, _AUGMENT))
             if rows(inputs) != len(row_keys):
                 raise ArgumentError(
                     f"augment returned {rows(inputs)} rows for {len(row_keys)}: it must change "
@@ -79,9 +79,9 @@ class Views:
         if self.augment_targets is None:
             return targets
         view_keys = derive(keys(), _AUGMENT)
-        return self._augmented("augment_targets", self.augment_targets, targets, view_keys)
+        return self._augment_rows("augment_targets", self.augment_targets, targets, view_keys)
 
-    def _augmented(
+    def _augment_rows(
         self, name: str, augment: Callable[[Any, Tensor], Any], batch: Any, keys: Tensor
     ) -> Any:
         """Return the augmented batch, the first time compared with that of every other row."""

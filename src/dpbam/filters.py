@@ -108,7 +108,7 @@ class LowPass(Filter):
                 for n, t in p.items()}  # fmt: skip
 
     def load_state_dict(self, state: Params) -> None:
-        self._inputs, self._outputs = _numbered(state, "g"), _numbered(state, "m")
+        self._inputs, self._outputs = _read_numbered(state, "g"), _read_numbered(state, "m")
 
 
 class Exponential(LowPass):
@@ -157,7 +157,7 @@ class KalmanStep(Filter):
 _ONE = "/one"  # not a parameter: the response to a constant
 
 
-def _numbered(state: Mapping[str, object], kind: str) -> list[Params]:
+def _read_numbered(state: Mapping[str, object], kind: str) -> list[Params]:
     """Return the dicts that were saved as ``kind/0/name``, ``kind/1/name``, ..."""
     gradients: dict[int, Params] = {}
     for key, value in state.items():

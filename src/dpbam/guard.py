@@ -2,22 +2,21 @@
 
 The accountant composes T steps, each on a Poisson sample of rate q, each clipped to C. Batches and
 clipping may be the user's own, so both are checked at every step. A check lives with the object
-that it checks; the guard calls all of them, in this order, and none can be left out:
+that it checks; :meth:`Guard.admit` calls all of them, in this order, and none can be left out:
 
-==========================  ======================================================================
-layer                       refuses
-==========================  ======================================================================
-:meth:`Guard.admit_step`    a step beyond the plan's T (``PrivacyPlan.check_step``), or before a
-                            release that the plan has before it is on the ledger (``check_before``)
-:meth:`Guard.admit_model`   layers that mix samples (``nn.check_model``), and other trained
-                            parameters than those that the oracle was made for
-:meth:`Guard.admit_batch`   rows without owners, units of another rank, a unit with too many rows
-                            (``LogicalBatch.of``)
-:meth:`Guard.admit_sample`  batches from elsewhere that are not declared (:func:`check_source`), a
-                            batch that was part of a step before (:class:`UsedBatches`), sizes that
-                            Poisson sampling cannot give (``sampling.BatchSizes``), ranks with other
-                            observers or statistics
-==========================  ======================================================================
+=========  =====================================================================================
+of         is refused
+=========  =====================================================================================
+the step   one beyond the plan's T (``PrivacyPlan.check_step``), or before a release that the plan
+           has before it is on the ledger (``check_before``)
+the model  layers that mix samples (``nn.check_model``), and other trained parameters than those
+           that the oracle was made for (:func:`check_unchanged`)
+the rows   rows without owners, units of another rank (:func:`check_units`), a unit with too many
+           rows (``LogicalBatch.of``)
+the batch  batches from elsewhere that are not declared (:func:`check_source`), a batch that was
+           part of a step before (:class:`UsedBatches`), sizes that Poisson sampling cannot give
+           (``sampling.BatchSizes``), ranks with other observers or statistics
+=========  =====================================================================================
 
 The clipping is checked on the units themselves, by ``clipping.StepClipping.verify``, before their
 sum is released. What an oracle is made of is checked once, by :func:`check_oracle`.
@@ -94,35 +93,20 @@ class Guard:
         self, oracle: PrivateGradientOracle, inputs: Any, targets: Any, units: Tensor | None
     ) -> Admitted:
         """Return the batch of the next step, or refuse it."""
-        self.admit_step(oracle)
-        self.admit_model(oracle.model)
-        batch = self.admit_batch(oracle.plan, oracle.ranks, inputs, targets, units)
-        return self.admit_sample(oracle, batch, inputs, units)
-
-    def admit_step(self, oracle: PrivateGradientOracle) -> None:
-        """Refuse a step that the plan does not count."""
-        oracle.plan.check_step(oracle.step)
-        if oracle.ranks.leads:  # it has the ledger
-            oracle.plan.check_before(oracle.ledger, oracle.before)
-
-    def admit_model(self, model: nn.Module) -> None:
-        """Refuse a model that was changed since the oracle was made."""
-        check_model(model)
-        check_unchanged(self._names, trainable(model))
-
-    def admit_batch(
-        self, plan: PrivacyPlan, ranks: Ranks, inputs: Any, targets: Any, units: Tensor | None
-    ) -> LogicalBatch:
-        """Refuse rows whose owners are not known, or which are another rank's."""
-        check_units(plan, units, ranks)
-        return LogicalBatch.of(inputs, targets, units, plan.max_records)
-
-    def admit_sample(
-        self, oracle: PrivateGradientOracle, batch: LogicalBatch, inputs: Any, units: Tensor | None
-    ) -> Admitted:
-        """Refuse what is not a new Poisson sample of the plan, over all ranks."""
         # the oracle's own values, as they are charged: a copy here could disagree with them
         plan, ranks, tensors = oracle.plan, oracle.ranks, WeakTensors(inputs, units)
+        plan.check_step(oracle.step)
+        if ranks.leads:  # it has the ledger
+            plan.check_before(oracle.ledger, oracle.before)
+
+        # the model may have been changed since the oracle was made
+        check_model(oracle.model)
+        check_unchanged(self._names, trainable(oracle.model))
+
+        check_units(plan, units, ranks)
+        batch = LogicalBatch.of(inputs, targets, units, plan.max_records)
+
+        # a new Poisson sample of the plan, over all ranks
         poisson = plan.private and oracle.sampling != "unchecked"
         if poisson:
             check_source(oracle)
@@ -407,7 +391,7 @@ def check_same_components(ranks: Ranks, plan: PrivacyPlan, **components: object)
     with their options, at construction.
     """
     described = {"plan": repr(plan)} | {kind: describe(c) for kind, c in components.items()}
-    leaders, *others = ranks.collected(described)
+    leaders, *others = ranks.collect(described)
     for rank, other in enumerate(others, 1):
         for kind in described:
             if other[kind] != leaders[kind]:

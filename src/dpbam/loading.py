@@ -79,7 +79,9 @@ class PoissonBatches(Iterator[Batch]):
                 "sampling rate would be another; make the plan with the data set's size"
             )
 
-        self._batches = self._gathered() if hasattr(self._dataset, "batch") else self._loaded()
+        self._batches = (
+            self._gather_batches() if hasattr(self._dataset, "batch") else self._load_records()
+        )
         self._left = len(sampler)
 
     def __iter__(self) -> PoissonBatches:
@@ -113,7 +115,7 @@ class PoissonBatches(Iterator[Batch]):
             records, units = records[mine], units[mine]
             yield torch.as_tensor(records), torch.as_tensor(units)
 
-    def _gathered(self) -> Generator[Batch, None, None]:
+    def _gather_batches(self) -> Generator[Batch, None, None]:
         """Gather whole batches, each in a thread of its own if there are workers; in order."""
         if not self._num_workers:
             yield from (self._gather(*sample) for sample in self._samples())
@@ -134,7 +136,7 @@ class PoissonBatches(Iterator[Batch]):
         inputs, targets = self._dataset.batch(records)
         return inputs, targets, units
 
-    def _loaded(self) -> Generator[Batch, None, None]:
+    def _load_records(self) -> Generator[Batch, None, None]:
         """Read record by record, each by itself."""
         alone, join = isolated(self._dataset, collate_pair)
         for_records, for_units = itertools.tee(self._samples())

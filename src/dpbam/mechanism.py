@@ -162,6 +162,7 @@ def private_step(step: Step) -> Released:
     Proof: docs/mechanism.md, line by line.
     """
     queries = clipped_sums(step)  # sum_i clip(d_i, C_t), and what is released with it
+    check_noise(queries, step)
     noised = {name: add_noise(query, step) for name, query in queries.items()}  # once per batch
     step.memory.keep(queries[_GRADIENT].sums, step.noise)
     replay = identify(noised, step)
@@ -224,12 +225,7 @@ def add_noise(query: Query, step: Step) -> Params:
 
     Proof: the slices of the ranks are a partition of the coordinates.
     """
-    if not 0 < query.std < math.inf:
-        raise PlanViolationError(
-            f"the noise of step {step.number} has standard deviation {query.std:g}, which hides "
-            "nothing: training without noise is PrivacyPlan.non_private(...)"
-        )
-    sums, start = step.ranks.scattered(query.sums)
+    sums, start = step.ranks.scatter(query.sums)
     noised = step.noise.add(
         sums, query.std, step.number, stream=query.stream, start=query.start + start
     )
@@ -251,7 +247,7 @@ def identify(noised: Mapping[str, Params], step: Step) -> str | None:
         for k, query in enumerate(noised.values())
         for name, sums in query.items()
     }
-    first, *others = step.ranks.collected(digest(named))
+    first, *others = step.ranks.collect(digest(named))
     return joint_digest(first, *others) if others else first
 
 
@@ -269,11 +265,28 @@ def charge(step: Step, replay: str | None) -> None:
 
 def gather(noised: Mapping[str, Params], queries: Mapping[str, Query], step: Step) -> Released:
     """Put the slices of all ranks together, once the step is on the ledger."""
-    released = {name: step.ranks.gathered(noised[name], queries[name].sums) for name in queries}
+    released = {name: step.ranks.gather(noised[name], queries[name].sums) for name in queries}
     gradient = released.pop(_GRADIENT)
     coordinates = released.pop(_COORDINATES, {}).get("extra")
     statistics = {name.removeprefix(_STATISTICS): sums for name, sums in released.items()}
     return Released(gradient, coordinates, statistics)
+
+
+def check_noise(queries: Mapping[str, Query], step: Step) -> None:
+    """Refuse sums that would get no noise, or noise that is not finite.
+
+    Guarantee: nothing is released without noise.
+
+    Assumptions: the noise mechanism's own.
+
+    Proof: it is called for all sums of a private step, before any gets its noise.
+    """
+    for query in queries.values():
+        if not 0 < query.std < math.inf:
+            raise PlanViolationError(
+                f"the noise of step {step.number} has standard deviation {query.std:g}, which "
+                "hides nothing: training without noise is PrivacyPlan.non_private(...)"
+            )
 
 
 def check_method_state(step: Step) -> None:
@@ -320,7 +333,7 @@ def check_same_noise(ranks: Ranks, deviations: Mapping[str, float]) -> None:
     Proof: the deviations of each rank are compared with those of rank 0 at every step, before it is
     charged; their sigmas are the plan's, which is checked when the oracle is made.
     """
-    leaders, *others = ranks.collected(dict(deviations))
+    leaders, *others = ranks.collect(dict(deviations))
     for rank, other in enumerate(others, 1):
         if other != leaders:
             raise ArgumentError(

@@ -544,7 +544,7 @@ def check_declared(method: Method) -> None:
         dpbam.errors.ArgumentError: Ascending overrides ascent and does not declare ...
     """
     for hook in ("ascent", "at"):
-        if overrides(method, hook) and not _declared_with(method, hook, "remembers"):
+        if overrides(method, hook) and not _declares_next_to(method, hook, "remembers"):
             raise ArgumentError(
                 f"{type(method).__name__} overrides {hook} and does not declare remembers: set "
                 "remembers next to it, the number of earlier releases that it uses, else it would "
@@ -559,7 +559,7 @@ def check_declared(method: Method) -> None:
             )
 
 
-def _declared_with(method: Method, hook: str, name: str) -> bool:
+def _declares_next_to(method: Method, hook: str, name: str) -> bool:
     """Whether ``name`` is set where ``part`` is, or by a class derived from that one."""
     places = [vars(method), *map(vars, type(method).__mro__)]
     first = {key: next(i for i, place in enumerate(places) if key in place) for key in (hook, name)}

@@ -264,9 +264,8 @@ class PrivateGradientOracle:
 
     def _prepare(self, admitted: Admitted, inputs: Any, targets: Any) -> Step:
         """Put together what the mechanism needs for the batch."""
-        plan, number, history = self.plan, self.step, self._history()
-        method = present(self.method, history)
-        lam = self._lam_of(method)
+        plan, number = self.plan, self.step
+        history, method, lam = self._present()
         batch = admitted.batch.keyed(self.randomness, number)
         if self.physical_batch_size is None and len(batch.ids):
             self._computation.fit_or_fall_back(inputs, targets, method, lam)
@@ -410,20 +409,21 @@ class PrivateGradientOracle:
 
     def lam(self) -> float:
         """Return lambda at the present step and parameters; public, as they are."""
-        return self._lam_of(present(self.method, self._history()))
+        return self._present()[2]
 
-    def _lam_of(self, method: Method) -> float:
-        lam = method.lam_at(self.step, self._theta())  # a schedule, or a method of the user's own
-        return _validate.non_negative(f"lam of {method.name} at step {self.step}", lam)
+    def _present(self) -> tuple[History, Method, float]:
+        """Return what was released, the method of the next step, and its lambda."""
+        gradients = tuple(gradient for gradient, _ in self._releases)
+        history = History(gradients, tuple(theta for _, theta in self._releases), self._theta())
+        method = present(self.method, history)
+        lam = method.lam_at(self.step, history.theta)  # a schedule, or a method of the user's own
+        name = f"lam of {method.name} at step {self.step}"
+        return history, method, _validate.non_negative(name, lam)
 
     def _method_state(self) -> str:
         """Return a digest of the method's own state; nothing is computed where it has none."""
         state = self.method.state_dict()
         return digest(state) if state else ""
-
-    def _history(self) -> History:
-        gradients = tuple(gradient for gradient, _ in self._releases)
-        return History(gradients, tuple(theta for _, theta in self._releases), self._theta())
 
     def per_sample(self, inputs: Any, targets: Any, units: Tensor | None = None) -> PerSample:
         """Return each unit's direction and its norm as tensors: **not to be shared**.
@@ -437,9 +437,7 @@ class PrivateGradientOracle:
             units: likewise.
         """
         batch = LogicalBatch.of(inputs, targets, units, self.plan.max_records)
-        history = self._history()
-        method = present(self.method, history)
-        lam = self._lam_of(method)
+        history, method, lam = self._present()
         if self.physical_batch_size is None:
             self._computation.fit_or_fall_back(inputs, targets, method, lam)
         shift = method.ascent(lam, history.previous, lambda: self._gradient_for_ascent(batch))
@@ -458,8 +456,8 @@ class PrivateGradientOracle:
         numbers between 0 and 1 and whole numbers 0 or 1 (:mod:`dpbam.engines.synthetic`). The first
         batch does this by itself; the same model and limit give the same size on every machine.
         """
-        method = present(self.method, self._history())
-        return self._computation.fit(inputs, targets, method, self._lam_of(method))
+        _, method, lam = self._present()
+        return self._computation.fit(inputs, targets, method, lam)
 
     def try_model(self, inputs: Any, targets: Any) -> None:
         """Run the model on rows without a record, once, before other code gives it a batch.
@@ -468,8 +466,8 @@ class PrivateGradientOracle:
         this by itself; call it if you evaluate training data before the first step.
         """
         if not self._computation.tried:
-            method = present(self.method, self._history())
-            self._computation.fit_or_fall_back(inputs, targets, method, self._lam_of(method))
+            _, method, lam = self._present()
+            self._computation.fit_or_fall_back(inputs, targets, method, lam)
 
     def _gradient_for_ascent(self, batch: LogicalBatch) -> Params:
         """Return g_hat for SAM's ascent; refuse it under a private plan."""

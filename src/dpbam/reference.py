@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dpbam import mechanism
 from dpbam.mechanism import Released, Step
-from dpbam.params import Params, elementwise
-from dpbam.privacy.noise import Query
 
 
 def reference_step(step: Step) -> Released:
@@ -22,17 +20,9 @@ def reference_step(step: Step) -> Released:
     Proof: ``charged_at`` of a plan without privacy is 0.
     """
     queries = mechanism.clipped_sums(step)
-    sums = {name: _divide(query, step) for name, query in queries.items()}
+    # std may be 0 here: add_noise then only divides
+    sums = {name: mechanism.add_noise(query, step) for name, query in queries.items()}
     replay = mechanism.identify(sums, step)
     step.ranks.from_leader(lambda: mechanism.charge(step, replay))
     step.attempt.charged = True
     return mechanism.gather(sums, queries, step)
-
-
-def _divide(query: Query, step: Step) -> Params:
-    """Return this rank's slice of (sum over all ranks + noise) / divisor; std may be 0."""
-    sums, start = step.ranks.scattered(query.sums)
-    noised = step.noise.add(
-        sums, query.std, step.number, stream=query.stream, start=query.start + start
-    )
-    return elementwise(lambda s: s / query.divisor, noised) if query.divisor != 1 else noised

@@ -180,7 +180,7 @@ class EachWhole(PerLayerClipping):
     """Every layer to C by itself: together sqrt(2) C."""
 
     def scales(self, norms: Tensor) -> Tensor:
-        return clipping_module.bounded(norms, self.clip_norm)
+        return clipping_module.bound_factors(norms, self.clip_norm)
 
 
 class Trusting(FlatClipping):
@@ -229,7 +229,7 @@ class Following(FlatClipping):
 
     def scales(self, norms: Tensor) -> Tensor:
         Following.found = float(norms.median())
-        return clipping_module.bounded(norms, Following.found)
+        return clipping_module.bound_factors(norms, Following.found)
 
 
 class Overwriting(FlatClipping):
@@ -269,7 +269,7 @@ class Remembering(Clipping):
 
     def scales(self, norms: Tensor) -> Tensor:
         self.next = float(norms.mean())
-        return clipping_module.bounded(norms, self.present)
+        return clipping_module.bound_factors(norms, self.present)
 
 
 def check_a_factor_depends_on_its_own_unit() -> None:
@@ -500,7 +500,7 @@ MISTAKES = {
     "norms that a clipping has overwritten": Mistake(
         check_a_clipping_does_not_change_the_norms,
         clipping_module,
-        "shielded",
+        "shield_norms",
         lambda original: lambda clipping, norms: norms,
     ),
     "parameters in no clipping group": Mistake(

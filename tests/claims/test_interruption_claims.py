@@ -89,7 +89,7 @@ BEFORE: dict[str, Point] = {
 }
 AFTER: dict[str, Point] = {
     "the ledger, written": (lambda o: o.ledger, "charge", True),
-    "the other ranks": (lambda o: o.ranks, "gathered", False),
+    "the other ranks": (lambda o: o.ranks, "gather", False),
     "clipping.update": (lambda o: o.clipping, "update", False),
     "the filter": (lambda o: o.filter, "apply", False),
     "the filter, applied": (lambda o: o.filter, "apply", True),

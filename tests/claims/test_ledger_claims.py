@@ -208,7 +208,7 @@ def the_last_name_counts(original):
 def repaired_on_sight(original):
     def read(path):
         lines = ledger_module._jsonl.repair(path, ledger_module._is_entry)
-        return [ledger_module._parsed(line) for line in lines], False
+        return [ledger_module._parse_entry(line) for line in lines], False
 
     return read
 

@@ -52,7 +52,7 @@ def check_parts_see_what_was_released(name: str = "disk") -> None:
         charged, gradient = given[-1]
         assert charged == step
         assert all(torch.allclose(gradient[n], g) for n, g in noised[-1].items())
-        for seen, released in zip(oracle._history().gradients[::-1], noised[::-1],
+        for seen, released in zip(oracle._present()[0].gradients[::-1], noised[::-1],
                                   strict=False):  # fmt: skip
             assert all(torch.allclose(seen[n], g) for n, g in released.items())
     plain = [entry["noise_multiplier"] for entry in oracle.ledger.entries()]

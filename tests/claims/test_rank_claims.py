@@ -87,7 +87,7 @@ def released_by(noised):
         def add_noise(query, step):
             total = step.ranks.total(noised(step, query.sums))
             mean = {n: s / (L * step.ranks.world) for n, s in total.items()}
-            return step.ranks.scattered(mean)[0]  # which adds up the ranks' means
+            return step.ranks.scatter(mean)[0]  # which adds up the ranks' means
 
         return add_noise
 

@@ -21,7 +21,7 @@ from dpbam.privacy.clipping import (
     NormalisedClipping,
     PerLayerClipping,
     PSACClipping,
-    bounded,
+    bound_factors,
 )
 from planting import Mistake, catches
 from support import (
@@ -238,7 +238,7 @@ MISTAKES = {
         parts_of("per-layer"),
         PerLayerClipping,
         "scales",
-        lambda original: lambda s, n: bounded(n, s.clip_norm),
+        lambda original: lambda s, n: bound_factors(n, s.clip_norm),
     ),
     "DiSK's two gradients summed, the first one clipped": Mistake(
         check_of("disk, two gradients", 1, *[[[2.0] * 3], [[-2.0] * 3]] * 4),  # as OFTEN

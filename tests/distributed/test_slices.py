@@ -31,9 +31,9 @@ def entries(rank: int) -> dict[str, torch.Tensor]:
 def round_trip(ranks: Ranks, names: tuple[str, ...]) -> tuple[list[int], dict[str, np.ndarray]]:
     """The coordinates that a rank has, and the total put together again."""
     own = {name: entries(ranks.rank)[name] for name in names}
-    part, start = ranks.scattered(own)
+    part, start = ranks.scatter(own)
     count = sum(p.numel() for p in part.values())
-    whole = ranks.gathered(part, own)
+    whole = ranks.gather(part, own)
     return list(range(start, start + count)), {n: t.numpy() for n, t in whole.items()}
 
 
@@ -65,8 +65,8 @@ def test_without_reduce_scatter_the_result_is_the_same(monkeypatch):
 
 
 def test_coordinates_that_overlap_are_noticed(monkeypatch):
-    real = ProcessRanks.scattered
-    monkeypatch.setattr(ProcessRanks, "scattered", lambda self, own: (real(self, own)[0], 0))
+    real = ProcessRanks.scatter
+    monkeypatch.setattr(ProcessRanks, "scatter", lambda self, own: (real(self, own)[0], 0))
     with pytest.raises(AssertionError):
         check_round_trip(2)
 
@@ -212,7 +212,7 @@ def test_measurements_and_releases_are_those_of_one_process(method, batch_size, 
 
 def test_measurements_of_one_rank_alone_are_noticed(monkeypatch):
     """The negative control: norms that are not collected."""
-    monkeypatch.setattr(ProcessRanks, "collected", lambda self, own: [own] * self.world)
+    monkeypatch.setattr(ProcessRanks, "collect", lambda self, own: [own] * self.world)
     alone = watched(Ranks(), "bam", 9)
     for found in together(2, lambda ranks: watched(ranks, "bam", 9)):
         assert numbers(found[0]) != pytest.approx(

@@ -257,7 +257,7 @@ def test_where_a_pld_would_take_hours_the_renyi_bound_is_given(
     def never(*_: object) -> None:
         raise AssertionError("a PLD of this size does not end")
 
-    monkeypatch.setattr(accounting, "_composed", never)
+    monkeypatch.setattr(accounting, "_compose", never)
     assert accounting.total_epsilon([charge], 1e-5) == accounting.total_epsilon(
         [charge], 1e-5, accountant="rdp"
     )

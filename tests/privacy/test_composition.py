@@ -21,7 +21,7 @@ def by_dp_accounting(charges: list[Charge], delta: float, grid: float) -> float:
 
 
 def epsilon_on(charges: list[Charge], delta: float, grid: float) -> float:
-    return float(accounting._composed(tuple(charges), grid).get_epsilon_for_delta(delta))
+    return float(accounting._compose(tuple(charges), grid).get_epsilon_for_delta(delta))
 
 
 CASES = {
@@ -66,6 +66,6 @@ def test_a_ledger_reports_what_a_new_process_would(monkeypatch: pytest.MonkeyPat
     assert len({value for *_, value in seen}) == len(kinds)
     for charges, *values in reversed(seen):
         for delta, value in zip((1e-4, 1e-6), values, strict=True):
-            for cached in (accounting._on_grid, accounting._composed, accounting._step_loss):
+            for cached in (accounting._on_grid, accounting._compose, accounting._step_loss):
                 cached.cache_clear()
             assert total_epsilon(charges, delta) == value

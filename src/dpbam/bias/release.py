@@ -142,7 +142,7 @@ class PrivateStatistics:
     def observe(self, batch: Observation) -> None:
         norms, factors = batch.norms, batch.factors
         lengths = norms.double().square().sum(0).sqrt()  # [U], |d_i|
-        self._counts += self._binned(lengths)
+        self._counts += self._count_bins(lengths)
         if self.bias_bound is not None:
             weights = removed(norms, factors, self.bias_bound)
             for portion, span in portions(weights):
@@ -182,7 +182,7 @@ class PrivateStatistics:
             )
         )
 
-    def _binned(self, lengths: Tensor) -> Tensor:
+    def _count_bins(self, lengths: Tensor) -> Tensor:
         """Return counts [bins]; a unit in bin k has t_(k-1) < |d_i| <= t_k."""
         finite = lengths[lengths.isfinite()].cpu()
         edges = torch.tensor(self._thresholds(), dtype=torch.float64)

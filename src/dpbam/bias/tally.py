@@ -103,8 +103,8 @@ class Tally:
         std = sigma * bound if sigma else 0.0  # sigma_t C_t
         variance = sum(g.numel() for g in clipped.values()) * (std / plan.batch_size) ** 2
         against_own, plain, g_hat = self._readings(clipped, released, variance)
-        norms, lost = _joined(self._norms), _joined(self._lost)
-        finite, shortened = norms.isfinite(), _joined(self._shortened)
+        norms, lost = _join(self._norms), _join(self._lost)
+        finite, shortened = norms.isfinite(), _join(self._shortened)
         return BiasRecord(
             step=facts.step,
             method=facts.method.name,
@@ -119,7 +119,7 @@ class Tally:
             non_private_against_own=against_own,
             non_private_lemma2_bound=float(lost[finite].sum()) / plan.batch_size,
             non_private_norms=summary(norms, bound),
-            non_private_plain_norms=summary(_joined(self._plain_norms)) if self._plain else None,
+            non_private_plain_norms=summary(_join(self._plain_norms)) if self._plain else None,
             non_private_clip_share=ratio(int(shortened[finite].sum()), int(finite.sum())),
             non_private_alignment=self._alignment(g_hat),
             non_private_flatness_slack=self._slack(g_hat),
@@ -133,7 +133,7 @@ class Tally:
             return
         lists: list[list[Any]]
         lists = [self._norms, self._plain_norms, self._lost, self._shortened, self._layer_norms]
-        every = ranks.collected(map_rows(Tensor.cpu, lists))
+        every = ranks.collect(map_rows(Tensor.cpu, lists))
         for mine, theirs in zip(lists, zip(*every, strict=True), strict=True):
             mine[:] = [entry for parts in theirs for entry in parts]
         sums = [self._unclipped, *([self._plain, self._ascent] if self._plain_norms else [])]
@@ -172,14 +172,14 @@ class Tally:
             return cosine(flat({n: self.facts.shift[n] for n in self._unclipped}), g_hat)
         if not self._regularised:  # the method does not say along what it ascends, if it does
             return None
-        units = int(_joined(self._plain_norms).isfinite().sum())
+        units = int(_join(self._plain_norms).isfinite().sum())
         return ratio(dot(flat(self._ascent), g_hat), units * norm(g_hat))  # mean_i cos(g_i, g_hat)
 
     def _slack(self, g_hat: Tensor | None) -> float | None:
         """Return L_BAO - L_Z = lambda ((1/l) sum_i |g_i| - |g_hat|)."""
         if g_hat is None or self.form is None or not self._regularised:
             return None
-        norms = _joined(self._plain_norms)
+        norms = _join(self._plain_norms)
         mean = float(norms[norms.isfinite()].sum()) / self.facts.plan.batch_size
         return self.form.weight * (mean - norm(g_hat))
 
@@ -193,9 +193,7 @@ class Tally:
             return {}
         l = self.facts.plan.batch_size  # noqa: E741
         layers_of_batches = self._layer_norms
-        joined = {
-            k: _joined([norms[k] for norms in layers_of_batches]) for k in layers_of_batches[0]
-        }
+        joined = {k: _join([norms[k] for norms in layers_of_batches]) for k in layers_of_batches[0]}
         squares = {k: float(v[v.isfinite()].square().sum()) for k, v in joined.items()}
         total_square = sum(squares.values())
         layers: dict[str, Layer] = {}
@@ -250,5 +248,5 @@ def _total(norms: Tensor) -> Tensor:
     return norms.square().sum(0).sqrt() if len(norms) > 1 else norms[0]
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
+def _join(parts: list[Tensor]) -> Tensor:
     return torch.cat(parts) if parts else torch.zeros(0)

@@ -38,14 +38,14 @@ class ProcessRanks(Ranks):
         self.rank, self.world = watch.rank, watch.world
         self._watch = watch
 
-    def scattered(self, sums: Params) -> tuple[Params, int]:
+    def scatter(self, sums: Params) -> tuple[Params, int]:
         length = self._length(sums)
         start, message = self.rank * length, flatten(sums, shapes=sums, length=self.world * length)
         with self._together():
             slice_sum = _reduce_scatter(message, start, length)  # sum_r (clipped sum of rank r)
         return cut(slice_sum, sums, start), start
 
-    def gathered(self, rank_slice: Params, shapes: Params) -> Params:
+    def gather(self, rank_slice: Params, shapes: Params) -> Params:
         length = self._length(shapes)
         message = flatten(rank_slice, shapes=shapes, length=length)
         vector = message.new_empty(self.world * length)
@@ -70,7 +70,7 @@ class ProcessRanks(Ranks):
         totals: list[float] = message.tolist()
         return totals
 
-    def collected(self, value: T) -> list[T]:
+    def collect(self, value: T) -> list[T]:
         values: list[Any] = [None] * self.world
         with self._together():
             dist.all_gather_object(values, value)  # pickled: the processes trust one another

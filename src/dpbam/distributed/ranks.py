@@ -40,7 +40,7 @@ class Ranks:
 
     Example:
         >>> alone = Ranks()
-        >>> alone.rank, alone.world, alone.collected("a")
+        >>> alone.rank, alone.world, alone.collect("a")
         (0, 1, ['a'])
     """
 
@@ -57,7 +57,7 @@ class Ranks:
         """The units of privacy of this rank."""
         return UnitShare(self.rank, self.world)
 
-    def scattered(self, sums: Params) -> tuple[Params, int]:
+    def scatter(self, sums: Params) -> tuple[Params, int]:
         """Sum ``sums`` over all ranks; return this rank's part, and its first coordinate's number.
 
         The coordinates of all entries, one after another, are a vector, of which every rank has a
@@ -65,8 +65,8 @@ class Ranks:
         """
         return sums, 0
 
-    def gathered(self, rank_slice: Params, shapes: Params) -> Params:
-        """Return the whole of which each rank has a :meth:`scattered` part, shaped as ``shapes``.
+    def gather(self, rank_slice: Params, shapes: Params) -> Params:
+        """Return the whole of which each rank has a :meth:`scatter` part, shaped as ``shapes``.
 
         Every rank gets the same result, bit for bit.
         """
@@ -80,7 +80,7 @@ class Ranks:
         """Return the sum of each value over the ranks."""
         return list(values)
 
-    def collected(self, value: T) -> list[T]:
+    def collect(self, value: T) -> list[T]:
         """Return ``value`` of every rank, in their order."""
         return [value]
 

@@ -92,7 +92,7 @@ def total_epsilon(charges: Sequence[Charge], delta: float, *, accountant: str = 
     """
     _validate.probability("delta", delta)
     _validate.one_of("accountant", accountant, ACCOUNTANTS)
-    return _refined(tuple(checked(c) for c in charges), delta, accountant)
+    return _refine_epsilon(tuple(checked(c) for c in charges), delta, accountant)
 
 
 def rough_epsilon(
@@ -169,7 +169,7 @@ def checked(charge: Charge) -> Charge:
     return charge
 
 
-def _refined(charges: tuple[Charge, ...], delta: float, accountant: str) -> float:
+def _refine_epsilon(charges: tuple[Charge, ...], delta: float, accountant: str) -> float:
     """Return epsilon on the first grid that is fine enough for it.
 
     A finer grid only lowers epsilon, so grids for larger values than the last are skipped.
@@ -213,10 +213,10 @@ def _on_grid(charges: tuple[Charge, ...], delta: float, accountant: str, grid: f
         if accountant == "rdp":
             return _by_rdp(spent, delta)
         covered = _without_lost(spent, delta)
-        return float(_composed(tuple(spent), grid).get_epsilon_for_delta(covered))
+        return float(_compose(tuple(spent), grid).get_epsilon_for_delta(covered))
 
 
-def composed_loss(charges: Sequence[Charge]) -> tuple[PrivacyLossDistribution, float] | None:
+def compose_losses(charges: Sequence[Charge]) -> tuple[PrivacyLossDistribution, float] | None:
     """Return the privacy loss of all ``charges``, and its grid: what epsilon is taken from.
 
     None without noise, without steps, and where a PLD is out of reach.
@@ -232,7 +232,7 @@ def composed_loss(charges: Sequence[Charge]) -> tuple[PrivacyLossDistribution, f
         return None
     value = total_epsilon(spent, 1e-5)
     grid = next(grid for grid, enough in _GRIDS if value >= enough)
-    return _composed(spent, grid), grid
+    return _compose(spent, grid), grid
 
 
 def _without_lost(spent: Sequence[Charge], delta: float) -> float:
@@ -247,7 +247,7 @@ def _without_lost(spent: Sequence[Charge], delta: float) -> float:
 
 
 @lru_cache(maxsize=48)
-def _composed(charges: tuple[Charge, ...], grid: float) -> PrivacyLossDistribution:
+def _compose(charges: tuple[Charge, ...], grid: float) -> PrivacyLossDistribution:
     """Return the privacy loss of all charges; where one of many has changed, most are known.
 
     Guarantee: dominates all charges together, each of which may depend on earlier releases; mass
@@ -262,7 +262,7 @@ def _composed(charges: tuple[Charge, ...], grid: float) -> PrivacyLossDistributi
         sigma, q, steps = charges[0]
         return _step_loss(sigma, q, grid).self_compose(steps)
     middle = len(charges) // 2
-    return _composed(charges[:middle], grid).compose(_composed(charges[middle:], grid))
+    return _compose(charges[:middle], grid).compose(_compose(charges[middle:], grid))
 
 
 # takes most of the time, and does not depend on the number of steps; some megabytes each, at most

@@ -27,7 +27,7 @@ from dpbam.catalogue import CLIPPINGS
 from dpbam.errors import ArgumentError
 from dpbam.privacy.clipping import (
     Clipping,
-    bounded,
+    bound_factors,
     check_norm,
 )
 
@@ -67,7 +67,7 @@ class AdaptiveClipping(Clipping):
         return self._sensitivity
 
     def scales(self, norms: Tensor) -> Tensor:
-        return bounded(norms, self.bound)
+        return bound_factors(norms, self.bound)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"sensitivity": torch.tensor(self._sensitivity, dtype=torch.float64)}

@@ -207,10 +207,10 @@ def _least_sigma(
         last_sigma, last_excess = sigma, excess
         # aim slightly inside the target
         sigma *= math.exp(min(max(move, -1.0), 1.0) + tolerance / 5)
-    return _bisected_sigma(spent, target, above or sigma, within), slope
+    return _bisect_sigma(spent, target, above or sigma, within), slope
 
 
-def _bisected_sigma(
+def _bisect_sigma(
     spent: Callable[[float], float], target: float, above: float, within: float
 ) -> float:
     """Return the least sigma within the target, to a relative 1e-4, where secants fail.

@@ -200,18 +200,14 @@ class StepClipping:
     def _of(self, norms: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the factors [G, U] and the extra coordinates [K, U] of norms [G, U]."""
         scaled = norms / self._phi if self._phi != 1 else norms
-        factors = self._clipping.factors(shielded(self._clipping, scaled))  # [G, U]
+        factors = self._clipping.factors(shield_norms(self._clipping, scaled))  # [G, U]
         if self._phi < 1:  # a norm below this one may be too small to be right: it is not raised
             factors = torch.where(norms < LEAST_NORM, factors.clamp(max=1.0), factors)
-        return factors, self._extra(scaled, factors)
-
-    def _extra(self, norms: Tensor, factors: Tensor) -> Tensor | None:
-        """Return the clipping's extra coordinates [K, U]; 0 for a unit that is not finite."""
         if not self.coordinates:
-            return None
-        finite = norms.isfinite().all(dim=0)
-        finite_norms = torch.where(finite, norms, 0.0)
-        return torch.where(finite, self._clipping.extra(finite_norms, factors), 0.0)
+            return factors, None
+        finite = scaled.isfinite().all(dim=0)  # [U]; a unit that is not adds nothing
+        extra = self._clipping.extra(torch.where(finite, scaled, 0.0), factors)
+        return factors, torch.where(finite, extra, 0.0)
 
     def verify(self) -> None:
         """Refuse the step if a unit exceeds C_t, or C follows the units.
@@ -219,11 +215,6 @@ class StepClipping:
         Once for all physical batches of a step, so that a GPU waits once.
         """
         check_factors(self._clipping, self._fixed, self._measured)
-        self._check_sensitivity()
-        if self._own_code:
-            check_alone(self._clipping, self._apart, self._before)
-
-    def _check_sensitivity(self) -> None:
         if self._clipping.sensitivity != self._fixed:
             raise PlanViolationError(
                 f"the sensitivity of {type(self._clipping).__name__} was {self._fixed:g} before "
@@ -231,13 +222,15 @@ class StepClipping:
                 "norm that follows the units without noise reveals them; adapt it in update, to "
                 "extra coordinates"
             )
+        if self._own_code:
+            check_alone(self._clipping, self._apart, self._before)
 
     def adapt(self, released: Tensor) -> None:
         """Give the clipping its extra coordinates [K] when they are released, divided by l."""
         self._clipping.update((released / self._phi).cpu())
 
 
-def shielded(clipping: Clipping, norms: Tensor) -> Tensor:
+def shield_norms(clipping: Clipping, norms: Tensor) -> Tensor:
     """Return norms that the clipping may write to: a copy, where its ``factors`` are its own.
 
     Guarantee: the norms that factors are checked against are the engine's.
@@ -464,7 +457,7 @@ def portions(factors: Tensor) -> Iterator[tuple[Tensor, slice]]:
         yield portion, span
 
 
-def bounded(norms: Tensor, bound: float) -> Tensor:
+def bound_factors(norms: Tensor, bound: float) -> Tensor:
     """Return min(1, bound / norm), and 1 at norm 0.
 
     Guarantee: norm times factor is at most ``bound``, up to a relative 1e-6.
@@ -479,7 +472,28 @@ def bounded(norms: Tensor, bound: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class FlatClipping(Clipping):
+class NormClipping(Clipping):
+    """A clipping whose sensitivity is the constant C, ``clip_norm``; infinity clips nothing.
+
+    Guarantee: asked of a subclass: no clipped direction is longer than C.
+
+    Assumptions: as for every clipping.
+
+    Proof: that of the subclass.
+    """
+
+    clip_norm: float
+
+    def __post_init__(self) -> None:
+        check_norm(self.clip_norm)
+
+    @property
+    def sensitivity(self) -> float:
+        return self.clip_norm
+
+
+@dataclass(frozen=True)
+class FlatClipping(NormClipping):
     """The paper's clipping: g / max(1, |g| / C) over all parameters together.
 
     Guarantee: the sum moves by at most C when a unit is added or removed.
@@ -493,21 +507,12 @@ class FlatClipping(Clipping):
         tensor([[1.0000, 0.2500, 0.0000]])
     """
 
-    clip_norm: float
-
-    def __post_init__(self) -> None:
-        check_norm(self.clip_norm)
-
-    @property
-    def sensitivity(self) -> float:
-        return self.clip_norm
-
     def scales(self, norms: Tensor) -> Tensor:
-        return bounded(norms, self.clip_norm)
+        return bound_factors(norms, self.clip_norm)
 
 
 @dataclass(frozen=True)
-class AutomaticClipping(Clipping):
+class AutomaticClipping(NormClipping):
     """Normalise instead of clipping: C g / (|g| + gamma), after Bu et al. 2023 (AUTO-S).
 
     Every unit is rescaled, so the step hardly depends on C; ``gamma`` keeps small gradients small.
@@ -529,7 +534,6 @@ class AutomaticClipping(Clipping):
         tensor([[1.0000, 0.5000, 0.2500]])
     """
 
-    clip_norm: float
     gamma: float = 0.01
 
     def __post_init__(self) -> None:
@@ -542,16 +546,12 @@ class AutomaticClipping(Clipping):
                 "clip_norm and raise the learning rate"
             )
 
-    @property
-    def sensitivity(self) -> float:
-        return self.clip_norm  # norm * C / (norm + gamma) < C
-
     def scales(self, norms: Tensor) -> Tensor:
         return self.clip_norm / (norms + self.gamma)
 
 
 @dataclass(frozen=True)
-class PerLayerClipping(Clipping):
+class PerLayerClipping(NormClipping):
     """Clip each of G layers to C / sqrt(G), so that together they stay within C.
 
     A layer is a module with parameters of its own: its weight and bias are clipped together.
@@ -571,25 +571,16 @@ class PerLayerClipping(Clipping):
                 [1.0000]])
     """
 
-    clip_norm: float
-
-    def __post_init__(self) -> None:
-        check_norm(self.clip_norm)
-
-    @property
-    def sensitivity(self) -> float:
-        return self.clip_norm  # sqrt of the sum over G groups of (C / sqrt(G))^2
-
     def groups(self, names: Iterable[str]) -> dict[str, int]:
         layers: dict[str, int] = {}
         return {n: layers.setdefault(n.rpartition(".")[0], len(layers)) for n in names}
 
     def scales(self, norms: Tensor) -> Tensor:
-        return bounded(norms, self.clip_norm / math.sqrt(norms.shape[0]))
+        return bound_factors(norms, self.clip_norm / math.sqrt(norms.shape[0]))
 
 
 @dataclass(frozen=True)
-class NormalisedClipping(Clipping):
+class NormalisedClipping(NormClipping):
     """Scale every unit to norm C: C g / |g|, the direction alone (DP-NSGD, Yang et al. 2022).
 
     A gradient of norm below 1e-10 has no direction in float32, and contributes nothing. The
@@ -607,14 +598,8 @@ class NormalisedClipping(Clipping):
         tensor([[0.0000, 2.0000, 0.2500]])
     """
 
-    clip_norm: float
-
     def __post_init__(self) -> None:
         check_norm(_validate.positive("clip_norm", self.clip_norm))
-
-    @property
-    def sensitivity(self) -> float:
-        return self.clip_norm
 
     def scales(self, norms: Tensor) -> Tensor:
         known = norms >= LEAST_NORM
@@ -622,7 +607,7 @@ class NormalisedClipping(Clipping):
 
 
 @dataclass(frozen=True)
-class PSACClipping(Clipping):
+class PSACClipping(NormClipping):
     """Weigh by C / (|g| + r / (|g| + r)), after DP-PSAC (Xia et al. 2023).
 
     Compared with a third party's summary of the paper's Algorithm 1 (arXiv:2212.00328), not with
@@ -640,7 +625,6 @@ class PSACClipping(Clipping):
         tensor([[1.0000, 0.9167]])
     """
 
-    clip_norm: float
     r: float = 0.1
 
     def __post_init__(self) -> None:
@@ -650,10 +634,6 @@ class PSACClipping(Clipping):
                 f"r must be at least {_LEAST_R:g}, got {self.r!r}: a smaller one vanishes in "
                 "float32, and small norms would not be clipped"
             )
-
-    @property
-    def sensitivity(self) -> float:
-        return self.clip_norm  # |g| / (|g| + something positive) < 1
 
     def scales(self, norms: Tensor) -> Tensor:
         return self.clip_norm / (norms + self.r / (norms + self.r))

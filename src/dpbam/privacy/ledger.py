@@ -136,7 +136,7 @@ class Ledger:
             unit: what the step protects; the same for all entries.
             release: a digest of what is released, for seeded runs, to recognise a replay.
         """
-        entry = _checked({
+        entry = _check_entry({
             "stream": stream,
             "step": step,
             "noise_multiplier": noise_multiplier,
@@ -186,7 +186,7 @@ class Ledger:
         Raises:
             ValueError: if an entry contradicts one that is here; then nothing has changed.
         """
-        others = list(map(_checked, entries))
+        others = list(map(_check_entry, entries))
         new: dict[tuple[str, int], Entry] = {}
         with self._writing():
             self._check_unit(others)
@@ -257,7 +257,7 @@ class Ledger:
             _jsonl.append_durably(self.path, *entries)
             written = self.path.stat()
             if writer_lock.identify(written) != self._lock.identity:
-                raise self._lost()
+                raise self._explain_loss()
             self._status, self._torn = _status(written), False
         for entry in entries:
             self._remember(entry)
@@ -281,19 +281,19 @@ class Ledger:
                 status = None
             # a deleted file is not begun anew, by no object of a process that has seen its entries
             if status is None and _SEEN.get(self.path):
-                raise self._lost()
+                raise self._explain_loss()
             if status == self._status:
                 return
             entries, torn = _read(self.path) if status else ([], False)
             known = len(self._releases)
             if entries[:known] != list(self._releases.values()):
-                raise self._lost()
+                raise self._explain_loss()
             self._check_unit(entries)
             for entry in entries[known:]:
                 self._remember(entry)
             self._status, self._torn = status, torn
 
-    def _lost(self) -> ArgumentError:
+    def _explain_loss(self) -> ArgumentError:
         entries = 0 if self.path is None else _SEEN.get(self.path, 0)
         return ArgumentError(
             f"{self.path} does not hold the {entries} entries that this process has seen in it: "
@@ -340,7 +340,7 @@ def _read(path: Path) -> tuple[list[Entry], bool]:
     entries: dict[tuple[str, int], Entry] = {}
     for number, line in enumerate(lines, 1):
         try:
-            entry = _parsed(line)
+            entry = _parse_entry(line)
             key = (entry["stream"], entry["step"])
             if key in entries:
                 raise ArgumentError(f"step {key[1]} of stream {key[0]} is on an earlier line, too")
@@ -355,14 +355,14 @@ def _read(path: Path) -> tuple[list[Entry], bool]:
 
 def _is_entry(line: bytes) -> bool:
     try:
-        _parsed(line)
+        _parse_entry(line)
     except _INVALID:
         return False
     return True
 
 
-def _parsed(line: bytes) -> Entry:
-    return _checked(json.loads(line, object_pairs_hook=_object))
+def _parse_entry(line: bytes) -> Entry:
+    return _check_entry(json.loads(line, object_pairs_hook=_object))
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -373,7 +373,7 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return names
 
 
-def _checked(entry: Entry) -> Entry:
+def _check_entry(entry: Entry) -> Entry:
     """Return an entry if it can be accounted for; a file may have been edited."""
     if lacking := [name for name in Entry.__annotations__ if name not in entry]:
         raise ArgumentError(f"a ledger entry needs {lacking[0]}: another version wrote it")

@@ -137,7 +137,7 @@ class GaussianNoise:
         if all(s.dtype == torch.float64 and s.device.type == "cpu" for s in sums.values()):
             return separated(torch.from_numpy(draw(joined(sums).detach())), sums)
         noise = torch.from_numpy(draw())
-        return elementwise(lambda s, z: s + _placed(z, s), sums, separated(noise, sums))
+        return elementwise(lambda s, z: s + _place_draws(z, s), sums, separated(noise, sums))
 
     def charged(self, noise_multiplier: float) -> float:
         return noise_multiplier
@@ -180,6 +180,6 @@ def _normal(
     return noise
 
 
-def _placed(draws: Tensor, sums: Tensor) -> Tensor:
+def _place_draws(draws: Tensor, sums: Tensor) -> Tensor:
     """Give draws the device of ``sums``, and its dtype or float32 if that is wider."""
     return draws.to(accumulation_dtype(sums.dtype)).to(sums.device)

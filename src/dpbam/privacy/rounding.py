@@ -13,7 +13,7 @@ def up(x: float, digits: int = 4) -> str:
         >>> up(2.07001), up(2.99999), up(0.2), up(float("inf"))
         ('2.071', '3', '0.2', 'infinite')
     """
-    return _rounded(x, digits, ROUND_CEILING)
+    return _round_to(x, digits, ROUND_CEILING)
 
 
 def down(x: float, digits: int = 4) -> str:
@@ -23,10 +23,10 @@ def down(x: float, digits: int = 4) -> str:
         >>> down(2.07999), down(float("inf"))
         ('2.079', 'infinite')
     """
-    return _rounded(x, digits, ROUND_FLOOR)
+    return _round_to(x, digits, ROUND_FLOOR)
 
 
-def _rounded(x: float, digits: int, rounding: str) -> str:
+def _round_to(x: float, digits: int, rounding: str) -> str:
     if math.isinf(x):
         return "infinite"
     exact = Decimal(repr(float(x)))  # 0.2 is meant, not 0.2000000000000000111

@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, ndtri
 
 from dpbam import _validate
-from dpbam.privacy.accounting import Charge, composed_loss
+from dpbam.privacy.accounting import Charge, compose_losses
 
 Array = NDArray[np.float64]
 LEAST_ERROR = 1e-9  # mu covers attacks with both error rates at least this
@@ -166,7 +166,7 @@ def trade_off(charges: Sequence[Charge]) -> TradeOff | None:
 
 @lru_cache(maxsize=16)
 def _trade_off(charges: tuple[Charge, ...]) -> TradeOff | None:
-    losses = composed_loss(charges)
+    losses = compose_losses(charges)
     if losses is None:
         return None
     distribution, grid = losses

@@ -33,7 +33,7 @@ def predict_logits(model: nn.Module, dataset: DataSet, *, rows: int = 512) -> tu
     The model runs in eval mode on the device of its parameters, and keeps the mode that it had.
     """
     parts = [(output.cpu(), labels) for output, labels in _outputs(model, dataset, rows)]
-    logits, labels = (torch.cat(part) for part in zip(*parts, strict=True))
+    logits, labels = (torch.cat(column) for column in zip(*parts, strict=True))
     return logits, labels
 
 
@@ -49,8 +49,8 @@ def summarise(
     for output, targets in _outputs(model, dataset, rows):
         losses = task(output, targets.to(output.device)).cpu()
         parts.append((*task.summary(output.cpu(), targets), losses))
-    kept, targets, losses = (torch.cat(part) for part in zip(*parts, strict=True))
-    return kept, targets, losses
+    summaries, targets, losses = (torch.cat(column) for column in zip(*parts, strict=True))
+    return summaries, targets, losses
 
 
 @torch.no_grad()

@@ -197,9 +197,9 @@ class Trainer:
         """Evaluate the model that would be released, on the test data."""
         with self.averaged():
             model = spare(self.model) or self.model
-            kept, targets, losses = summarise(model, self.test, self.task)
+            outputs, targets, losses = summarise(model, self.test, self.task)
         plan, step = self.oracle.plan, self.oracle.step
-        summaries, labels = kept.double().numpy(), targets.numpy()
+        summaries, labels = outputs.double().numpy(), targets.numpy()
         result = EvaluationReport(
             step=step,
             epoch=step * plan.sampling_rate,
