@@ -185,6 +185,7 @@ def clipped_sums(step: Step) -> dict[str, Query]:
     clipping, plan = step.clipping, step.plan
     gradient = step.memory.take(step.theta)
     device = next(iter(step.theta.values())).device
+    empty = True  # whether no unit is in the sum yet
     coordinates = sum_of_none({"extra": torch.zeros(clipping.coordinates, device=device)})
     with shifted(step.theta, step.shift):  # theta + shift; theta again afterwards, in any case
         for physical in step.computation.physical(step.batch):  # whole units, this rank's
@@ -194,7 +195,8 @@ def clipped_sums(step: Step) -> dict[str, Query]:
             norms = directions.norms()  # [G, U]
             factors, extra = clipping.clip(norms)  # [G, U], [K]
             for portion, span in portions(factors):
-                add_into(gradient, directions.weighted_sum(portion, span))
+                add_into(gradient, directions.weighted_sum(portion, span), first=empty)
+                empty = False
             if extra is not None:
                 coordinates["extra"] += extra
             # the unit's part is in the sum: what an observer does to its copies changes nothing

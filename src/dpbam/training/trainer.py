@@ -72,6 +72,7 @@ class Trainer:
         reporter: receives the events of the training.
 
     Example:
+        >>> import torch
         >>> from dpbam import PrivacyPlan
         >>> from dpbam.data import load_pair
         >>> from dpbam.nn import build_model
