@@ -242,6 +242,12 @@ def test_a_delta_of_one_over_n_or_more_is_refused_with_the_one_to_use(dpbam, tmp
     assert not (tmp_path / "out").exists()
 
 
+def test_a_delta_above_one_over_n_is_warned_of_in_a_seeded_run_for_research(dpbam):
+    ended = dpbam("train", *QUICK, "--delta", 0.01, "--seed", 1, "--dry-run")
+    assert ended.code == 0
+    assert ended.err.startswith("warning: delta 0.01 is above 1/n")
+
+
 def test_a_delta_below_one_over_n_is_taken(dpbam):
     assert dpbam("train", *QUICK, "--delta", 0.999 / 1438, "--dry-run").code == 0
 

@@ -148,8 +148,8 @@ def _public(facts: auto.Facts, delta: float) -> dict[str, Any]:
 
 def _chosen(config: RunConfig, choice: auto.Choice, n: int) -> dict[str, Any]:
     """Return the settings that the user left out, with the values of the rule."""
-    given = config.model_fields_set
-    values: dict[str, Any] = {} if "head" in given else {"head": choice.head}
+    user_set = config.model_fields_set
+    values: dict[str, Any] = {} if "head" in user_set else {"head": choice.head}
     if config.model == AUTO:
         encoder = choice.features.startswith(ENCODER)
         values["model"] = FEATURES + choice.features if encoder else choice.features
@@ -169,12 +169,12 @@ def _chosen(config: RunConfig, choice: auto.Choice, n: int) -> dict[str, Any]:
         rule["release_centre"] = choice.release_centre
     if config.ema is None and choice.average is not None:
         rule["swa"] = round(1 - choice.average, 6)
-    wanted = choice.balance and (config.balance or "balance" not in given)
+    wanted = choice.balance and (config.balance or "balance" not in user_set)
     if choice.head == "closed-form":  # the moments hold the frequencies of the classes
         rule |= {"balance": choice.balance}
-    elif wanted and not config.class_weights and "release_counts" not in given:
+    elif wanted and not config.class_weights and "release_counts" not in user_set:
         rule |= {"release_counts": choice.release_counts, "balance": choice.balance}
-    values |= {name: value for name, value in rule.items() if name not in given}
+    values |= {name: value for name, value in rule.items() if name not in user_set}
     resolved = config.replace(**values, public_encoder=None)
     if resolved.optimizer == "sgd":  # the rule has no learning rate of any other
         steps = epoch_steps(n, batch_size, resolved.epochs)
@@ -182,7 +182,7 @@ def _chosen(config: RunConfig, choice: auto.Choice, n: int) -> dict[str, Any]:
         path = choice.lr * choice.clip_norm * choice.steps
         lr = float(f"{path / (resolved.clip_norm * steps):.3g}")
         rule = {"lr": lr, "momentum": choice.momentum}
-        values |= {name: value for name, value in rule.items() if name not in given}
+        values |= {name: value for name, value in rule.items() if name not in user_set}
     return values
 
 

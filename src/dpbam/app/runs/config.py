@@ -550,7 +550,7 @@ class RunConfig(BaseModel):
 
     def to_toml(self) -> str:
         """Return every field that is not None, as TOML that :meth:`from_file` reads."""
-        return tomli_w.dumps(self.to_mapping())
+        return tomli_w.dumps({k: v for k, v in self.to_mapping().items() if v != {}})
 
     def expected_batch(self, n: int) -> int:
         """Return the expected batch size on n units: as given, or the default."""
@@ -579,7 +579,9 @@ class RunConfig(BaseModel):
                 f"batch_size {batch_size} exceeds the {n} units of privacy ({unit}) in the "
                 f"training set: leave it out, which means {default} here, or give a smaller one"
             )
-        if self.private and self.delta is not None and self.delta >= 1 / n:
+        # a seeded run is stated as research only, and the plan warns of its delta
+        unseeded = self.private and self.seed is None
+        if unseeded and self.delta is not None and self.delta >= 1 / n:
             raise ConfigError(
                 f"delta {self.delta:g} is not below 1/n = {1 / n:.2g}: it would allow publishing a "
                 f"{unit} of the training set as it is; leave it out, which means "

@@ -135,8 +135,8 @@ class EncoderImages(FeatureImages):
         # the fast kernels of attention have no batching rule
         with evaluating(self._model), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             for start in range(0, len(self), _ROWS):
-                part = np.arange(start, min(start + _ROWS, len(self)))
-                images = to_float(self._data.batch(part)[0].to(device))
+                indices = np.arange(start, min(start + _ROWS, len(self)))
+                images = to_float(self._data.batch(indices)[0].to(device))
                 rows = over_rows(lambda x: self._model.features(x[None])[0], images)
-                out[part] = rows.cpu().numpy()[:, :, None, None]
+                out[indices] = rows.cpu().numpy()[:, :, None, None]
         return out
