@@ -34,8 +34,8 @@ NETS = {"resnet9": "ResNet-9", "small-cnn": "small CNN", "mlp": "MLP"}
 _DATA = {
     "cifar10": "CIFAR-10",
     "cifar10_8x8": "CIFAR-10 8x8",
-    "pneumonia": "PneumoniaMNIST",
-    "pneumonia_14x14": "PneumoniaMNIST 14x14",
+    "pneumonia": "Pneumonia",
+    "pneumonia_14x14": "Pneumonia",
     "digits": "digits",
 }
 _SHORT, _LONG = "MLP, CIFAR-10 8x8, centre", "MLP, CIFAR-10 8x8, 600 steps"
@@ -291,7 +291,7 @@ def _forest(explored: Sequence[Setting], planned: Sequence[Setting]) -> Figure:
         rows = [(f"{p.name} ({len(p.bam)})", p.gain(reading)) for p in explored]
         if len(explored) > 1:
             rows.append(("pooled, random effects", combine(explored, reading).as_estimate()))
-        rows += [(f"planned: {p.name} ({len(p.bam)})", p.gain(reading)) for p in planned]
+        rows += [(f"{p.name} ({len(p.bam)})", p.gain(reading)) for p in planned]
         series.append(Series(
             name, colour, [label for label, _ in rows], tuple(100 * e.mean for _, e in rows),
             tuple(100 * e.low for _, e in rows), tuple(100 * e.high for _, e in rows),
@@ -300,6 +300,7 @@ def _forest(explored: Sequence[Setting], planned: Sequence[Setting]) -> Figure:
     return Figure(
         "pooled", "BAM against DP-SGD, setting by setting",
         "Paired differences in test accuracy, mean and 95% interval, number of seeds in brackets; "
-        "by the last weights, as in the paper, and by weights averaged over the second half.",
+        "by the last weights, as in the paper, and by weights averaged over the second half. Below "
+        "the pooled rows: longer training, planned beforehand.",
         "public", [panel],
     )  # fmt: skip

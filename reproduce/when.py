@@ -48,12 +48,14 @@ _NOTES = (
 RULE = (
     """\
     Expect no gain from BAM: with averaged weights none was shown over batch size, epsilon and
-    width, whether bias or noise dominated, and a step takes twice as long. Larger lambdas are no
-    remedy: 5e-3 |theta| lost in all of five variants of an MLP, 1.5e-3 |theta| in three, and no
-    difference was shown for 5e-4 |theta|, also where bias dominates. For this reason DP-SGD is the
-    default method of `dpbam train`. Try averaged weights (`--swa 0.5`), which cost neither privacy
-    nor time: with the MLP they gained more than any lambda of BAM. `dpbam train --dry-run` and
-    `dpbam bias RUN --advise` apply the rule to a run's settings, which are public.""",
+    width, whether bias or noise dominated, and a step takes twice as long. Larger lambdas are
+    no remedy: 5e-3 |theta| lost in all of five variants of an MLP, 1.5e-3 |theta| in three, and
+    no difference was shown for 5e-4 |theta|, also where bias dominates. Nor was a gain shown on
+    rare classes, on hard records, or for heads on a public encoder; rare classes gained from a
+    larger C. For this reason DP-SGD is the default method of `dpbam train`. Try averaged
+    weights (`--swa 0.5`), which cost neither privacy nor time: with the MLP they gained more
+    than any lambda of BAM. `dpbam train --dry-run` and `dpbam bias RUN --advise` apply the rule
+    to a run's settings, which are public.""",
     """\
     The rule was found on the MLP, and tested on nets and data that were not used to find it
     ([the last table](../reproduce/pages/desk.md#when-does-bam-help)). Bias outweighs noise for the

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from reproduce import encoder_claims, group_claims
+from reproduce.index import outcome
+from reproduce.when import RULE
 from tests.reproduce.synthetic import record, steps, study
 
+RESULTS = Path(__file__).parents[2] / "reproduce" / "results"
 CLIP_NORMS = {"clip_norm": [1.0, 6.0]}
 
 
@@ -81,3 +85,21 @@ def test_a_gain_of_one_lambda_is_found_for_that_lambda_alone(arm):
     assert len(gained) == 2  # by both readings
     assert all(f"lambda {lam}," in text for text in gained)
     assert {row[3] for row in outcome.tables[0].rows} == {"0.25"}  # (0.03 / 0.06)^2
+
+
+def test_the_rule_says_what_the_planned_studies_found():
+    """The sentence of the rule on groups and encoders, against the committed records."""
+    assert "Nor was a gain shown on rare classes" in " ".join(RULE[0].split())
+    assert "rare classes gained from a larger C" in " ".join(RULE[0].split())
+    for name in ("groups", "encoders"):
+        claims = outcome(name, "desk", RESULTS).claims
+        primary = [claim for claim in claims if "(primary)" in claim.text]
+        assert len(primary) in (2, 4)
+        assert "reproduced" not in {claim.verdict for claim in primary}
+        assert all(claim.difference.count == 8 for claim in primary)
+    clip_less = [
+        claim.verdict
+        for claim in outcome("groups", "desk", RESULTS).claims
+        if claim.text == "DP-SGD, averaged weights, rare classes: C 6 is more accurate than C 1"
+    ]
+    assert clip_less == ["reproduced"]
