@@ -29,6 +29,7 @@ _SET_BY_OTHERS = (
     b"TORCHINDUCTOR_CACHE_DIR",
     b"KMP_DUPLICATE_LIB_OK",
     b"KMP_INIT_AT_FORK",
+    b"PYTORCH_NVML_BASED_CUDA_CHECK",  # by Lightning, when it is imported
 )
 #: Registries of the library, by module: what a test registers, it takes away.
 _REGISTRIES = {"dpbam.engines.fused.tape": ("RULES", "ALWAYS", "LOOKUPS")}

@@ -52,7 +52,7 @@ def test_search_works_from_disk(browser: Driver, site: Path) -> None:
     browser.get((site / "index.html").as_uri())
     field = browser.find_element(By.CSS_SELECTOR, "input.md-search__input")
     browser.execute_script("arguments[0].focus()", field)
-    field.send_keys("Gram matrices or materialised")  # a heading of that page
+    field.send_keys("Kernels and host reads")  # a heading of that page
     found = waited(lambda: browser.find_elements(By.CSS_SELECTOR, ".md-search-result__link"))
     assert any("engine.html" in link.get_attribute("href") for link in found)
 
@@ -60,7 +60,7 @@ def test_search_works_from_disk(browser: Driver, site: Path) -> None:
 def test_a_formula_has_a_size(browser: Driver, site: Path) -> None:
     """MathML is laid out: a fraction is taller than a line."""
     resized(browser, 1280)
-    browser.get((site / "method.html").as_uri())
+    browser.get((site / "bias.html").as_uri())
     heights = browser.execute_script(
         "return [...document.querySelectorAll('.formula math')]"
         ".map(formula => formula.getBoundingClientRect().height)"

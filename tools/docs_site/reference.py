@@ -15,7 +15,7 @@ PAGES = {
             ("The private gradient oracle",
              "Everything private passes through `mechanism.private_step`, which the oracle calls.",
              "dpbam.oracle dpbam.compute dpbam.guard dpbam.mechanism dpbam.reference "
-             "dpbam.batches"),
+             "dpbam.batches dpbam.reading"),
             ("Methods", "What a sample's direction is.",
              "dpbam.methods dpbam.filters dpbam.params"),
             ("Engines", "How directions are computed.",
@@ -31,7 +31,8 @@ PAGES = {
         "What is promised, what was spent, and the parts of the mechanism.",
         [
             ("Plan, ledger, accounting", "What is promised, and what was spent.",
-             "dpbam.privacy.plan dpbam.privacy.ledger dpbam.privacy.accounting "
+             "dpbam.privacy.plan dpbam.privacy.ledger dpbam.privacy.writer_lock "
+             "dpbam.privacy.accounting "
              "dpbam.privacy.tradeoff dpbam.privacy.calibration "
              "dpbam.privacy.rounding"),
             ("Clipping, sampling, noise",
@@ -91,13 +92,14 @@ PAGES = {
              "A program of one function with the help, tables, progress and errors of `dpbam`, "
              "such as `python -m reproduce`.",
              "dpbam.app.cli dpbam.app.cli.output dpbam.app.cli.progress"),
+            ("Catalogue", "One entry for each thing that users name.", "dpbam.catalogue"),
         ],
     ),
 }  # fmt: skip
 #: Functions and types, which mkdocstrings shows by their own names.
 OBJECTS = ("dpbam.engines.Loss", "dpbam.engines.fused.FusedDirections", "dpbam.nn.freeze.freeze")
 #: Shown although a name has no docstring.
-BARE = ("dpbam.engines.Loss", "dpbam.engines.fused.rules")
+BARE = ("dpbam.engines.Loss", "dpbam.engines.fused.rules", "dpbam.features")
 
 
 def pages() -> dict[str, str]:
