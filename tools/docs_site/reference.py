@@ -51,7 +51,7 @@ PAGES = {
              "+dpbam.tasks.segmentation dpbam.training.adam_bc dpbam.training.averaging "
              "dpbam.training.evaluation dpbam.observers dpbam.training.events "
              "dpbam.engines.memory dpbam.loading"),
-            ("Data", "Data sets and augmentation.", "dpbam.data"),
+            ("Data", "Data sets and augmentation.", "dpbam.data dpbam.data.fetch"),
             ("Models", "Models, and repairs of models.", "dpbam.nn +dpbam.nn.freeze.freeze"),
             ("Features and heads",
              "Fixed features of images, private linear heads on them, and the choice of both from "
