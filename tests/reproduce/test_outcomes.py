@@ -118,6 +118,23 @@ def test_an_unfinished_table_still_comes_out():
     assert "python -m reproduce table1 --scale desk" in text
 
 
+def test_records_of_full_scale_join_the_pages_and_replace_smaller_verdicts():
+    full, desk = (accuracy_claims.table1([named(table1_study(gain))]) for gain in (0.01, -0.01))
+    found = pages({"full": {"table1": full}, "desk": {"table1": desk}})
+    assert "python -m reproduce table1 --scale full" in found["reproduce/pages/full.md"]
+    first = found["docs/results.md"]
+    assert "**reproduced**" in first
+    assert "**not reproduced**" not in first
+    none = pages({"full": {"table1": None}, "desk": {"table1": desk}})
+    assert "reproduce/pages/full.md" not in none
+    assert "**not reproduced**" in none["docs/results.md"]
+
+
+def named(whole):
+    """The same study under the name of a data set that the paper has."""
+    return replace(whole, recipe=replace(whole.recipe, name="table1-cifar10"))
+
+
 def test_the_papers_values_are_looked_up():
     assert accuracy_claims.paper_value("table1-imagenet32", 10.0, "bam") == "20.67"
     assert accuracy_claims.paper_value("table1-pneumonia", 1.0, "bam") == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,9 @@ import pytest
 from dpbam.app.compare.statistics import estimate
 from dpbam.errors import ArgumentError
 from reproduce.index import outcome
-from reproduce.pooled import pool
+from reproduce.pooled import pool, pooled
+from reproduce.summary import paragraph
+from tests.reproduce.synthetic import record, study
 
 RESULTS = Path(__file__).resolve().parents[2] / "reproduce" / "results"
 
@@ -83,3 +86,41 @@ def test_every_setting_of_the_committed_records_is_pooled():
     assert {row[-1] for row in by_reading.rows} == {"128"}  # pairs
     assert sum(not row[0].endswith("steps") for row in by_setting.rows) == 14
     assert all("exploratory" in claim.text for claim in found.claims if "All" in claim.text)
+
+
+def trained(recipe, steps, gain, cell, seeds=8):
+    """DP-SGD and BAM of an MLP; BAM gains as planted by the last weights, 0 by averaged ones."""
+    rng = np.random.default_rng(steps)
+    records = []
+    for seed in range(seeds):
+        luck = rng.normal(0, 0.01)
+        for arm, more in (("dp-sgd", 0.0), ("bam", gain)):
+            level = 0.5 + luck + rng.normal(0, 0.001)
+            plan = {"n": 1000, "batch_size": 64, "steps": steps}
+            one = replace(record(arm, seed, level, cell=cell), plan=plan)
+            records.append(replace(one, last_accuracy=level + more))
+    each = study(records, name=recipe)
+    setting = {"model": "mlp", "data": "reproduce.small_data:cifar10_8x8", "epsilon": 10.0}
+    variants = {"centre": {}} if cell else {}
+    return replace(each, recipe=replace(each.recipe, setting=setting, variants=variants))
+
+
+@pytest.mark.parametrize(("late", "verdict"), [(0.02, "reproduced"), (0.002, "not reproduced")])
+def test_a_gain_that_grows_with_the_length_is_found_by_the_last_weights_alone(late, verdict):
+    short = trained("when-mlp", 150, 0.01, {"at": "centre"})
+    result = pooled([short, trained("long-mlp", 600, late, {})])
+    growth = {c.text: c.verdict for c in result.claims if "more than after 150 steps" in c.text}
+    assert growth == {
+        "MLP, CIFAR-10 8x8, 600 steps, last weights: BAM gains more than after 150 steps": verdict,
+        "MLP, CIFAR-10 8x8, 600 steps, averaged weights: BAM gains more than after 150 steps":
+            "inconclusive",
+    }  # fmt: skip
+
+
+def test_the_paragraph_names_each_planned_length_once_it_has_three_pairs():
+    short = trained("when-mlp", 150, 0.01, {"at": "centre"})
+    for seeds in (2, 8):
+        result = pooled([short, trained("long-mlp", 600, 0.02, {}, seeds)])
+        assert ("after 600 steps of an MLP (8 of 8 pairs)" in paragraph({"pooled": result})) == (
+            seeds == 8
+        )
