@@ -100,8 +100,8 @@ def test_sensitivity_fails_without_the_second_clipping(monkeypatch: pytest.Monke
 
 def test_sensitivity_fails_for_counts_below_each_threshold(monkeypatch) -> None:
     """Cumulative counts look the same and move by up to the root of their number."""
-    right = PrivateStatistics._binned
-    monkeypatch.setattr(PrivateStatistics, "_binned", lambda self, n: right(self, n).cumsum(0))
+    right = PrivateStatistics._count_bins
+    monkeypatch.setattr(PrivateStatistics, "_count_bins", lambda self, n: right(self, n).cumsum(0))
     assert worst_move()[0] > 1.5
 
 
