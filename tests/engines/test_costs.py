@@ -33,11 +33,11 @@ def test_a_gradient_far_larger_than_its_factors_is_never_materialised() -> None:
 def test_joined_gradients_are_scaled_by_unit() -> None:
     parts = [Materialised("a", torch.randn(3, 2, 2)), Materialised("b", torch.randn(3, 5))]
     factors = torch.tensor([0.5, 0.0, 2.0])
-    found = Joined.of(parts).scaled(factors)
+    found = Joined.of(parts).scale_by(factors)
     for part in parts:
         expected = torch.stack([c * v for c, v in zip(factors, part.values, strict=True)])
         assert torch.equal(found[part.name], expected)
-        assert torch.equal(part.scaled(factors)[part.name], expected)
+        assert torch.equal(part.scale_by(factors)[part.name], expected)
 
 
 def test_an_axis_is_split_as_torch_does() -> None:
