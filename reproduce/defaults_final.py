@@ -20,7 +20,7 @@ from dpbam.data import load
 
 _FEW = 2000
 CHOSEN = {"model", "lr", "epochs", "batch_size", "clip_norm", "momentum", "optimizer", "swa",
-          "release_counts", "balance"}  # fmt: skip
+          "release_counts", "release_centre", "balance"}  # fmt: skip
 
 
 def record(run: Path) -> dict[str, Any]:
@@ -37,7 +37,8 @@ def record(run: Path) -> dict[str, Any]:
     return {
         "data": Path(config.data).name, "model": Path(config.model).name, "seed": config.seed,
         "facts": dict(config.auto_facts), "epsilon": statement["epsilon"],
-        "lr": config.lr, "release_counts": config.release_counts, "records": last["records"],
+        "lr": config.lr, "release_counts": config.release_counts,
+        "release_centre": config.release_centre, "records": last["records"],
         "accuracy": round(100 * last["accuracy"], 2), "balanced_accuracy": balanced,
     }  # fmt: skip
 

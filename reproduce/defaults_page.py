@@ -22,6 +22,7 @@ import numpy as np
 from reproduce.defaults import FITTED, Record
 from reproduce.recipes import recipes_folder
 
+LEVELS = "src/dpbam/app/runs/levels.json"
 _REFERENCE = "not private"  # no alternative: it spends no budget
 Cell = dict[str, Any]
 _COLOURS = {"scattering": "#0072b2", "mobilenet": "#d55e00"}
@@ -79,12 +80,15 @@ def _half_width(values: Sequence[float]) -> float:
 
 def final_table(records: Sequence[Record]) -> str:
     """Return Markdown: the real command's accuracy by data, model and epsilon."""
-    groups: dict[tuple[str, str, float], list[Record]] = defaultdict(list)
+    groups: dict[tuple[str, str, float, str], list[Record]] = defaultdict(list)
     for record in records:
-        groups[record["data"], record["model"], record["facts"]["epsilon"]].append(record)
-    header = "| data | model that was chosen | epsilon | seeds | accuracy, % | balanced, % |"
-    lines = [header, "|---|---|---|---|---|---|"]
-    for (data, model, epsilon), runs in sorted(groups.items()):
+        centred = "yes" if record.get("release_centre") else "not yet"
+        key = (record["data"], record["model"], record["facts"]["epsilon"], centred)
+        groups[key].append(record)
+    names = ("data", "model that was chosen", "epsilon", "centred", "seeds", "accuracy, %")
+    header = f"| {' | '.join(names)} | balanced, % |"
+    lines = [header, "|---|---|---|---|---|---|---|"]
+    for (data, model, epsilon, centred), runs in sorted(groups.items()):
         accuracies, balanced = (
             ", ".join(
                 f"{run[name]:.1f}"
@@ -93,7 +97,7 @@ def final_table(records: Sequence[Record]) -> str:
             )
             for name in ("accuracy", "balanced_accuracy")
         )
-        cells = (data, model, f"{epsilon:g}", str(len(runs)), accuracies, balanced)
+        cells = (data, model, f"{epsilon:g}", centred, str(len(runs)), accuracies, balanced)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -115,6 +119,20 @@ def level_table(found: Sequence[Cell]) -> str:
             f"{some['not private']:.1f} |"
         )
     return "\n".join(lines)
+
+
+def levels(records: Sequence[Record]) -> str:
+    """Return the JSON that ``dpbam train --dry-run`` reads: what the rule reached, in short."""
+    rows = [
+        {
+            "source": record["source"], "features": record["features"], "n": record["trained_on"],
+            "classes": record["classes"], "epsilon": record["epsilon"],
+            "accuracy": round(float(np.mean([row[1] for row in record["scores"]["rule"]])), 1),
+            "constant": round(record["constant"], 1),
+        }
+        for record in records
+    ]  # fmt: skip
+    return "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n"
 
 
 def picture(found: Sequence[Cell]) -> str:
@@ -193,5 +211,6 @@ if __name__ == "__main__":
     results, docs = root / "reproduce" / "results", root / "docs"
     how_good = docs / "how-good.md"
     how_good.write_text(page(how_good.read_text(encoding="utf-8"), results), encoding="utf-8")
+    (root / LEVELS).write_text(levels(_read(results / "defaults.jsonl")), encoding="utf-8")
     shown = picture(cells(_read(results / "defaults.jsonl")))
     (docs / "assets" / "how-good.svg").write_text(shown, encoding="utf-8")

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpbam.auto import CLIP_NORM, PATH, STEPS
+from dpbam.auto import CENTRE, CLIP_NORM, PATH, STEPS
 from dpbam.features import standardise_rows
 from dpbam.heads import Descent, fit_by_descent
 from dpbam.privacy.plan import PrivacyPlan
 from reproduce.defaults import FITTED, descend
-from reproduce.defaults_page import _read, cells, page, picture
+from reproduce.defaults_page import LEVELS, _read, cells, levels, page, picture
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "reproduce" / "results"
@@ -36,13 +36,17 @@ def test_the_simulation_computes_what_the_oracle_does_without_noise() -> None:
 
 
 def test_the_records_are_of_the_rule_that_the_library_has() -> None:
-    assert {record["path"] for record in STUDY} == {PATH}
+    assert {(record["path"], record["centre"]) for record in STUDY} == {(PATH, CENTRE)}
     assert {record["source"] for record in STUDY} - set(FITTED)
 
 
 @pytest.mark.parametrize("record", FINAL, ids=lambda r: f"{r['data']}-{r['facts']['epsilon']}")
 def test_a_final_run_stays_within_its_epsilon(record: dict[str, float]) -> None:
     assert record["epsilon"] <= record["facts"]["epsilon"]
+
+
+def test_the_command_line_expects_what_the_records_have() -> None:
+    assert (ROOT / LEVELS).read_text(encoding="utf-8") == levels(STUDY)
 
 
 def test_the_page_shows_the_records() -> None:

@@ -98,12 +98,12 @@ class Advice:
 
     def __str__(self) -> str:
         now, best = self.now, self.best
-        rows = [[_row(o, o == now) for o in group] for group in (self.options, self.batch_sizes)]
-        first = f"From {self.units} samples, at the model's present parameters:"
-        then = "Other batch sizes, for the same epsilon and number of epochs:"
-        lines = [first, *rows[0], then, *rows[1]]
         larger = max(self.batch_sizes, key=lambda o: o.non_private_cosine)
-        return "\n".join([*lines, _recommendation(now, best) + _batch(now, larger), WARNING])
+        compared = len(self.options) + len(self.batch_sizes)
+        first = f"From {self.units} samples, the best of {compared} settings at these parameters:"
+        shown = [o for o in (best, larger) if _gain(now, o) >= _NOTICEABLE]
+        rows = [_row(now, True), *(_row(o, False) for o in dict.fromkeys(shown))]
+        return "\n".join([first, *rows, _recommendation(now, best) + _batch(now, larger), WARNING])
 
 
 def advise(

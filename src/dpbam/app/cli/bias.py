@@ -39,7 +39,7 @@ def bias(
     ] = None,
     batches: Annotated[int, option("Poisson batches to measure on.")] = 4,
     advise: Annotated[
-        bool, option("What other C, lambda and batch sizes would do.", "--advise")
+        bool, option("The change of C, lambda, batch size or data that gains most.", "--advise")
     ] = False,
     flatness: Annotated[
         bool, option("L_Z, L_BAO and the Hessian's top eigenvalue.", "--flatness")
@@ -104,7 +104,7 @@ def _show(settings: RunConfig, measured: Measured) -> None:
         from dpbam.bias import method_advice  # torch
 
         rule = method_advice(settings.method, averaged=settings.averaged)
-        say(str(measured.advice), *filter(None, [rule]))
+        say(str(measured.advice), *filter(None, [rule, measured.gains_most]))
     say(NOTE)
 
 

@@ -20,6 +20,7 @@ from dpbam.app.cli.progress import JsonLinesReporter, LiveReporter, QuietReporte
 from dpbam.app.runs import RunConfig, RunInterruptedError, RunResult, execute, prepare
 from dpbam.app.runs.automatic import with_default_model
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
+from dpbam.app.runs.levels import best_change, expectation
 from dpbam.app.runs.spending import preview
 from dpbam.app.runs.statement import released_files
 from dpbam.app.runs.timing import duration
@@ -158,7 +159,12 @@ def _show_plan(settings: RunConfig, resumed: RunFolder | None, as_json: bool) ->
         summary = asdict(prepared.summary(status.update))
         if settings.budget is not None:
             summary |= asdict(preview(settings.budget, run, prepared.plan))
+    config, plan = prepared.config, prepared.plan
+    classes = prepared.train.num_classes
+    expected = expectation(config, plan.n, classes, prepared.task.name)
+    change = best_change(config, plan.n, classes)
     if as_json:
+        summary |= {"expected_level": expected, "gains_most": change}
         print_json(summary | ({"chosen": list(prepared.chosen)} if prepared.chosen else {}))
         return
     memory = summary.pop("estimated_memory_bytes") / 2**20
@@ -171,6 +177,9 @@ def _show_plan(settings: RunConfig, resumed: RunFolder | None, as_json: bool) ->
         f"about {duration(seconds)} on this machine, as steps on blank images take; reading files "
         "may add to it"
     )
+    rows["expected level"] = expected
+    if change:
+        rows["gains most"] = change
     say(facts(rows, title="the plan (nothing was trained or written)"))
     for warning in prepared.defects():
         warn(warning)
@@ -189,7 +198,7 @@ def _new_folder(settings: RunConfig) -> Path:
 
 def _uselessness(result: RunResult, settings: RunConfig) -> str:
     """Say plainly that the model has learned nothing, and what to try."""
-    encoder = "" if settings.encoder else ", a public encoder (--model hf:NAME --train head)"
+    encoder = "" if settings.encoder else ", a public encoder (--encoder hf:NAME)"
     private = f"a larger --epsilon or --batch-size, more --epochs{encoder}, or more data"
     way = private if settings.private else "more --epochs"
     return (

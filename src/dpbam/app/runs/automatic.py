@@ -72,6 +72,8 @@ def resolve(config: RunConfig, train: DataSet, n: int) -> Resolved:
     if config.auto_facts:
         _check_facts(config, train, n)
         return Resolved(config)
+    if config.encoder and config.trained == "head" and config.private:
+        return Resolved(config, (_about_raw_features(config),))
     if config.model != AUTO and not config.fixed_features:
         return Resolved(config)
     reason = _without_rule(config, train)
@@ -94,6 +96,15 @@ def resolve(config: RunConfig, train: DataSet, n: int) -> Resolved:
             by_rule="lr" in chosen,
         )  # fmt: skip
     return Resolved(resolved, (choice.reason[0], head, f"the same as {command(explicit)}"))
+
+
+def _about_raw_features(config: RunConfig) -> str:
+    """Warn of features with a scale of their own, on which most learning rates fail."""
+    return (
+        f"the head sees the features as {public_name(config.model)} scales them, so lr and "
+        "clip_norm have to fit that scale; for features of one scale, and settings that need no "
+        f"tuning: --encoder {config.model} in place of --model and --train"
+    )
 
 
 def _without_rule(config: RunConfig, train: DataSet) -> str:

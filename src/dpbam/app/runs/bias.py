@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from dpbam import _validate
 from dpbam.app.runs.config import RunConfig
 from dpbam.app.runs.folder import RunFolder
+from dpbam.app.runs.levels import best_change
 from dpbam.app.runs.preparation import Prepared, prepare
 from dpbam.errors import ArgumentError
 from dpbam.privacy.plan import replace_quietly
@@ -36,11 +37,15 @@ READING = (
 
 @dataclass(frozen=True)
 class Measured:
-    """One record per batch, and advice and flatness if they were asked for."""
+    """One record per batch, and advice and flatness if they were asked for.
+
+    ``gains_most`` is what the study of the defaults says about settings like these, or empty.
+    """
 
     records: tuple[BiasRecord, ...]
     advice: Advice | None
     flatness: Flatness | None
+    gains_most: str = ""
 
     def means(self, reference: str) -> dict[str, float] | None:
         """Return means over the batches against "plain" or "own"; None if not measured."""
@@ -101,7 +106,13 @@ def measure(
         tuple(lens.records),
         _advise(prepared, rows) if advice else None,
         _flatness(prepared, rows) if flatness else None,
+        _gains_most(prepared) if advice else "",
     )
+
+
+def _gains_most(prepared: Prepared) -> str:
+    change = best_change(prepared.config, prepared.plan.n, prepared.train.num_classes)
+    return f"Gains most, by the study of the defaults: {change}." if change else ""
 
 
 def _sigma(config: RunConfig, run: Path | None) -> float | None:
