@@ -20,6 +20,7 @@ from dpbam.app.cli.output import facts
 from dpbam.app.cli.progress import LiveReporter, _spent
 from dpbam.app.compare.statistics import estimate
 from dpbam.app.report.groups import _short
+from dpbam.app.report.records import Run
 from dpbam.app.report.tables import _fact
 from dpbam.app.report.training_figures import accuracy
 from dpbam.privacy.rounding import down, up
@@ -56,7 +57,7 @@ def screens(epsilon: float) -> dict[str, str]:
     reporter._say = lines.append  # type: ignore[method-assign]
     reporter.on_evaluation(evaluation)
     settings: Any = SimpleNamespace(
-        private=True, epsilon=epsilon, release_counts=None, release_norms=None
+        private=True, epsilon=epsilon, release_counts=None, release_norms=None, release_centre=None
     )
     result: Any = SimpleNamespace(
         epsilon=epsilon, delta=0.5, score=900.0, metric="accuracy", evaluations=[evaluation],
@@ -68,8 +69,8 @@ def screens(epsilon: float) -> dict[str, str]:
     )
     group: Any = SimpleNamespace(
         label="a", colour="b",
-        runs=[SimpleNamespace(name="a", config={"method": "bam"}, metric="accuracy", metrics=[
-            {"epsilon": epsilon, "accuracy": 0.5, "epoch": 1.0}], constant=None)],
+        runs=[Run("a", {"method": "bam"}, metrics=(
+            {"epsilon": epsilon, "accuracy": 0.5, "epoch": 1.0},))],
     )  # fmt: skip
     point: Any = accuracy([group]).panels[1]
     return {
