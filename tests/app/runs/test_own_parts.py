@@ -65,7 +65,7 @@ def test_own_parts_train_and_the_statement_says_whose_they_are(tmp_path: Path) -
     assert "method own_parts:Descended, clipping own_parts:Half" in statement["own_code"]
     assert "code of the user's own" in (tmp_path / "run/privacy-statement.md").read_text()
     assert read_run(tmp_path / "run").method == "own_parts:Descended"
-    with pytest.raises(ConfigError, match="names code to run, own_parts:Descended, as its method"):
+    with pytest.raises(ConfigError, match="names code to run, own_parts:Half, as its clipping"):
         resumed_config(tmp_path / "run", {})
     named = {k: v for k, v in PARTS.items() if k != "filter_options"}
     again = execute(resumed_config(tmp_path / "run", named), tmp_path / "run", resume=True)
