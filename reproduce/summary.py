@@ -35,7 +35,7 @@ def paragraph(desk: Outcomes) -> str:
         sentences += _encoders(encoders)
     if figure2 := desk.get("fig2"):
         sentences += _bias(figure2)
-    sentences.append("Nets are small and most runs short: the paper's full size may differ.")
+    sentences.append("Nets are small, runs short: full size may differ.")
     return " ".join(sentences)
 
 
@@ -60,10 +60,10 @@ def _gains(claims: Mapping[str, Claim]) -> list[str]:
         return []
     power = 100 * averaged.difference.smallest_detectable
     return [
-        f"by the last weights, as the paper reads its runs, BAM {_WORDS[last.verdict]} "
+        f"by the last weights, as in the paper, BAM {_WORDS[last.verdict]} "
         f"{last.interval()} points over {last.difference.count} settings (95% interval, pooled "
         "after the fact).",
-        "With weights averaged over half of a run, which costs neither privacy nor "
+        "With weights averaged over half of a run, free in privacy and "
         f"time, it {_WORDS[averaged.verdict]} {averaged.interval()}; {power:.2f} would have shown "
         "in four of five such studies.",
     ]
@@ -81,11 +81,11 @@ def _longer(claims: Iterable[Claim]) -> list[str]:
         return []
     texts = [
         f"{by_reading['last weights'].interval()} and {by_reading['averaged weights'].interval()} "
-        f"by the two after {place.rpartition(', ')[2]} of {_NETS[place.partition(',')[0]]} "
+        f"after {place.rpartition(', ')[2]} of {_NETS[place.partition(',')[0]]} "
         f"({by_reading['last weights'].difference.count} of 8 pairs)"
         for place, by_reading in studies.items()
     ]
-    return [f"In longer training, planned beforehand, it is {'; '.join(texts)}."]
+    return [f"In longer training (planned; last, then averaged weights): {'; '.join(texts)}."]
 
 
 def _groups(outcome: Outcome) -> list[str]:
@@ -148,7 +148,7 @@ def _bias(figure2: Outcome) -> list[str]:
     )
     return [
         f"{words[papers.verdict]}: {lengths[0]:.2g} in place of {lengths[1]:.2g}, late in 200 "
-        f"steps of ResNet-9 with its batch size and lambda ({papers.difference.count} seeds). But "
+        f"steps of ResNet-9 with its batch and lambda ({papers.difference.count} seeds). But "
         f"so is the gradient: the bias is {shares[0]:.1%} of its length in place of "
         f"{shares[1]:.1%}, and accuracy differs by {accuracy.interval()}."
     ]
