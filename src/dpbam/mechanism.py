@@ -31,7 +31,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -85,7 +84,7 @@ class Attempt:
     charged: bool = False
     written: bool = False
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"active": False}  # of a copy, no step is running
 
 

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from dpbam.errors import ArgumentError, ArgumentTypeError
 
 Params = dict[str, Tensor]
+Keywords = dict[str, Any]  # keyword arguments of an operator, as torch hands them over
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -340,7 +341,7 @@ class WeakTensors:
         tensors = [reference() for reference in self._references]
         return [tensor for tensor in tensors if tensor is not None]
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {"_references": []}
 
 

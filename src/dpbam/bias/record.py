@@ -153,8 +153,8 @@ def as_columns(records: Sequence[BiasRecord]) -> dict[str, list[Any]]:
     return {name: [row.get(name) for row in rows] for name in names}
 
 
-def _flatten(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def _flatten(fields: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
     for name, value in fields.items():
         if isinstance(value, Mapping):
             flat |= _flatten(value, f"{prefix}{name}/")

@@ -249,7 +249,7 @@ class Isolator:
         self._model, self._loss = model, loss
         self._state: Snapshot | None = None  # of the step before, to be refreshed
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_state": None}  # it knows objects by their place in memory
 
     def run(self, passes: Callable[[Isolation], _Result]) -> _Result:

@@ -243,7 +243,7 @@ class MomentHead(nn.Module):
             self._solved = (state, weight, bias)
         return LinearHead(*self._solved[1:])
 
-    def description(self) -> dict[str, Any]:
+    def description(self) -> dict[str, object]:
         """Return what a saved head is built from, next to its tensor."""
         return {"task": self.task, "balance": self.balance, "noise_std": self.noise_std}
 

@@ -14,7 +14,7 @@ from dpbam.errors import ArgumentError, ArgumentTypeError, PlanViolationError
 from dpbam.loading import refuse_repeated
 from dpbam.oracle import PrivateGradientOracle
 from dpbam.params import trainable
-from dpbam.privacy.ledger import Ledger
+from dpbam.privacy.ledger import Entry, Ledger
 from dpbam.privacy.plan import PrivacyPlan, epoch_steps
 from dpbam.reading import Drawn, Join, isolated, keyed
 
@@ -186,5 +186,5 @@ def restore(oracle: PrivateGradientOracle, state: Mapping[str, Any] | None) -> N
     oracle.load_state_dict(state["oracle"])
 
 
-def _holds(ledger: Ledger, entries: Iterable[dict[str, Any]]) -> bool:
+def _holds(ledger: Ledger, entries: Iterable[Entry]) -> bool:
     return all(ledger.entry(entry["stream"], entry["step"]) == entry for entry in entries)

@@ -6,14 +6,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from dpbam.app.cli.flags import settings_as_flags
 from dpbam.app.cli.output import Json, facts, option, print_json, printable, say, table
 from dpbam.app.runs.config import RunConfig
-from dpbam.catalogue import SOURCES
+from dpbam.catalogue import SOURCES, Arguments
 from dpbam.data import DataSet, data_root, load_pair
 from dpbam.data import check as find_problems
 from dpbam.data.base import counted
@@ -59,7 +59,7 @@ def fetch(name: Spec, root: Root = None) -> None:
         print(_describe(dataset))
 
 
-def check(data: Spec, flags: dict[str, Any], root: Root = None, json: Json = False) -> None:
+def check(data: Spec, flags: Arguments, root: Root = None, json: Json = False) -> None:
     """Read every image of a data set; list what it holds and all that is wrong with it.
 
     Exit code 2 if anything is. What it prints is not protected by privacy: for the operator, do not

@@ -131,7 +131,7 @@ class FeatureModel(nn.Module):
                 module.eval()
         return self
 
-    def description(self) -> dict[str, Any]:
+    def description(self) -> dict[str, object]:
         if self.centre is not None:
             return self._description | {"centred": True}
         if not isinstance(self.head, MomentHead):

@@ -14,25 +14,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpbam.params import Keywords
+
 _SIGNATURE = inspect.signature(F.multi_head_attention_forward)
 _UNSUPPORTED = ("static_k", "static_v")
 
 
-def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def arguments(args: tuple[Any, ...], kwargs: Keywords) -> Keywords:
     """Return the call's arguments by name, with defaults."""
     bound = _SIGNATURE.bind(*args, **kwargs)
     bound.apply_defaults()
     return bound.arguments
 
 
-def reason_against(call: dict[str, Any]) -> str | None:
+def reason_against(call: Keywords) -> str | None:
     """Return why :func:`multi_head` does not support this call, or None."""
     if any(call[name] is not None for name in _UNSUPPORTED):
         return "multi-head attention with static_k or static_v is not supported"
     return None
 
 
-def multi_head(call: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+def multi_head(call: Keywords) -> tuple[Tensor, Tensor | None]:
     """Return softmax(q k^T / sqrt(d) + mask) v, by head, for inputs [length, N, width] as torch's.
 
     Without a batch axis inputs and output are [length, width].
@@ -66,14 +68,14 @@ def multi_head(call: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
     return out, weights.mean(1) if call["average_attn_weights"] else weights
 
 
-def _with_batch_axis(call: dict[str, Any]) -> dict[str, Any]:
+def _with_batch_axis(call: Keywords) -> Keywords:
     once = {id(call[name]): call[name].unsqueeze(1) for name in ("query", "key", "value")}
     inputs = {name: once[id(call[name])] for name in ("query", "key", "value")}  # keeps q is k
     padding = call["key_padding_mask"]
     return {**call, **inputs, "key_padding_mask": None if padding is None else padding[None]}
 
 
-def _longer(call: dict[str, Any], k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _longer(call: Keywords, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return keys and values with the learned ``bias_k`` and ``bias_v`` as the last source."""
     if call["bias_k"] is None:
         return k, v
@@ -106,7 +108,7 @@ def dot_product(
     return F.dropout(weights, dropout_p, True) @ value
 
 
-def _projections(call: dict[str, Any]) -> list[Tensor]:
+def _projections(call: Keywords) -> list[Tensor]:
     if not call["use_separate_proj_weight"] and call["query"] is call["key"] is call["value"]:
         packed = F.linear(call["query"], call["in_proj_weight"], call["in_proj_bias"])
         return list(packed.chunk(3, -1))
@@ -120,7 +122,7 @@ def _projections(call: dict[str, Any]) -> list[Tensor]:
     return [F.linear(*operands) for operands in zip(inputs, matrices, shifts, strict=True)]
 
 
-def _mask(call: dict[str, Any], scores: Tensor) -> Tensor | None:
+def _mask(call: Keywords, scores: Tensor) -> Tensor | None:
     """Return the sum of both masks, broadcast to [N, heads, length, sources]."""
     n, heads = scores.shape[:2]
     total = None

@@ -26,6 +26,7 @@ from dpbam.engines.decomposed.recurrent import DECOMPOSED
 from dpbam.engines.draws import dropout, samplers
 from dpbam.engines.draws.row import RowDraws, below_zero, refusal
 from dpbam.errors import ArgumentError
+from dpbam.params import Keywords
 
 KEYED = {**dropout.KEYED, **samplers.KEYED}
 RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
@@ -88,7 +89,7 @@ class KeyedDraws(TorchFunctionMode):
 
 
 def _replacement_of(
-    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: Keywords
 ) -> Callable[..., Any] | None:
     """Return the replacement of a torch function that has dropout inside, or None."""
     if func is F.scaled_dot_product_attention:
@@ -138,7 +139,7 @@ class OnlyKeyedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
 
-def _dropout_p(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
+def _dropout_p(func: Any, args: tuple[Any, ...], kwargs: Keywords) -> float | None:
     """Return the ``dropout_p`` of an attention operator, which draws unless it is 0; else None."""
     for at, argument in enumerate(func._schema.arguments):
         if argument.name == "dropout_p":

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dpbam.engines.draws.row import Handler, RowDraws, fill
 from dpbam.errors import ArgumentError
+from dpbam.params import Keywords
 
 _ALPHA = 1.7580993408473766  # SELU's scale times its alpha: alpha dropout puts -_ALPHA
 _OFF_BY_DEFAULT = {F.alpha_dropout, F.feature_alpha_dropout}
@@ -71,7 +72,7 @@ def _per_channel(func: Handler, x: Tensor) -> tuple[int, ...]:
 
 
 def _arguments(
-    func: Handler, args: tuple[Any, ...], kwargs: dict[str, Any]
+    func: Handler, args: tuple[Any, ...], kwargs: Keywords
 ) -> tuple[Tensor, float, bool, bool]:
     """Return (input, p, training, in place) of any of torch's dropouts, with their defaults."""
     names = ("input", "p", "training", "inplace")

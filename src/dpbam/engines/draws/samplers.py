@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpbam.engines.draws.row import Handler, RowDraws, fill, refusal
+from dpbam.params import Keywords
 
 _EXACT = 53  # bits of an integer draw
 
@@ -22,9 +23,7 @@ def _empty(row: RowDraws, func: Handler, *args: Any, **kwargs: Any) -> Tensor:
     return row.empty(memory)
 
 
-def _allocate(
-    func: Handler, empty: Handler, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Tensor:
+def _allocate(func: Handler, empty: Handler, args: tuple[Any, ...], kwargs: Keywords) -> Tensor:
     """Return a tensor as ``func`` would, by ``empty``, which takes the same arguments."""
     if kwargs.get("out") is not None or kwargs.get("requires_grad"):
         raise refusal(func)
@@ -68,7 +67,7 @@ def _random(row: RowDraws, func: Handler, tensor: Tensor, *args: Any, **kwargs: 
     return fill(func, tensor, _integers(row, tensor, low, high))
 
 
-def _bounds(numbers: list[int], kwargs: dict[str, Any]) -> tuple[int, int]:
+def _bounds(numbers: list[int], kwargs: Keywords) -> tuple[int, int]:
     """Return (low, high), positional or by name; low is 0 by default."""
     if "high" in kwargs:
         numbers = [*numbers, kwargs.pop("high")]

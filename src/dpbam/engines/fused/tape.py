@@ -33,6 +33,7 @@ from dpbam.engines.base import UnsupportedModelError
 from dpbam.engines.batching import apply, batched, is_batched, on_all_rows
 from dpbam.engines.fused.fold import split_axis
 from dpbam.engines.fused.weights import Weight
+from dpbam.params import Keywords
 
 if TYPE_CHECKING:
     from dpbam.engines.fused.ascent import Ascent
@@ -51,7 +52,7 @@ class Call(NamedTuple):
 
     func: Callable[..., Any]
     args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    kwargs: Keywords
 
     @property
     def name(self) -> str:
@@ -60,7 +61,7 @@ class Call(NamedTuple):
     def run(self) -> Any:
         return self.func(*self.args, **self.kwargs)
 
-    def bind(self, names: str) -> dict[str, Any]:
+    def bind(self, names: str) -> Keywords:
         """Return the arguments by name; those not given are None."""
         absent = _absent(names)
         return {**absent, **dict(zip(absent, self.args, strict=False)), **self.kwargs}

@@ -17,7 +17,7 @@ from torch.func import vjp, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dpbam.nn.standardise import standardised
-from dpbam.params import Params
+from dpbam.params import Keywords, Params
 
 # s only selects or permutes: entries of D are distinct entries of theta, so |J_s^T G| = |G|
 _SELECTIONS = {
@@ -48,7 +48,7 @@ class Weight:
     names: tuple[str, ...]
     func: Callable[..., Any] | None = None
     args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    kwargs: Keywords = field(default_factory=dict)
     pick: int | None = None
     constant: bool = False
     version: int = field(init=False)

@@ -41,7 +41,7 @@ from dpbam.engines.fused.rules import Call, rule
 from dpbam.engines.fused.tape import Capture, with_rows
 from dpbam.engines.fused.uses import RecordedUse
 from dpbam.engines.fused.weights import Weight
-from dpbam.params import accumulation_dtype
+from dpbam.params import Keywords, accumulation_dtype
 
 _BACKWARD = torch.ops.aten.native_group_norm_backward.default
 Record = Callable[[Tensor, Tensor | None], None]
@@ -230,7 +230,7 @@ def _instance_norm(capture: Capture, call: Call) -> Any:
     return _normalise(capture, call, args, args["input"].shape[1], eps_of(args))
 
 
-def _normalise(capture: Capture, call: Call, args: dict[str, Any], groups: int, eps: float) -> Any:
+def _normalise(capture: Capture, call: Call, args: Keywords, groups: int, eps: float) -> Any:
     """Run group norm, whose backward itself records the per-row gradients of scale and shift."""
     x_of_call, scale, shift = args["input"], args["weight"], args["bias"]
     if not torch.is_grad_enabled():  # a constant: nothing to record

@@ -13,6 +13,7 @@ from dpbam.engines.batching import is_batched
 from dpbam.engines.fused.rules import Call, bare, rule
 from dpbam.engines.fused.tape import Capture
 from dpbam.engines.fused.uses import ScaleUse, SumUse
+from dpbam.params import Keywords
 
 
 @rule(F.layer_norm)
@@ -97,6 +98,6 @@ def refuse_non_linear(what: str, weights: Any) -> None:
         )
 
 
-def eps_of(args: dict[str, Any]) -> float:
+def eps_of(args: Keywords) -> float:
     """Return ``eps``, by default torch's."""
     return 1e-5 if args["eps"] is None else float(args["eps"])
