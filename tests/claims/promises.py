@@ -89,6 +89,8 @@ PROMISES = (
             ("check_a_sample_enters_once", "check_a_record_is_one_unit_in_any_wrapping")),
     Promise("noise of deviation sigma C on every coordinate, once, whatever the batch",
             ("check_scale",)),
+    Promise("a sum that would get no noise is refused before a charge",
+            ("check_a_sum_without_noise_is_refused",)),
     Promise("its scale to 2%, its tails beyond 3 sigma, parameters of one element; standard and "
             "secure", ("check_scale_and_tails", "check_one_element_parameters")),
     Promise("no sum without noise outlives its step, in the oracle or in a file of it",

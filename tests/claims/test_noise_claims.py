@@ -5,6 +5,7 @@ The batches here have gradients of exactly zero, so that the released gradient t
 
 from __future__ import annotations
 
+import math
 import pickle
 from dataclasses import replace
 
@@ -173,6 +174,52 @@ def test_no_statistic_without_noise_outlives_its_step() -> None:
     check_no_statistic_outlives_a_refused_step()
 
 
+class Count:
+    """Releases the number of units, and states noise of the deviation that it was made with."""
+
+    noise_multipliers = (5.0,)
+
+    def __init__(self, std: float) -> None:
+        self.std, self.published = std, []
+
+    def begin(self, facts):
+        self.count = 0
+
+    def observe(self, batch):
+        self.count += len(batch.ids)
+
+    def sums(self):
+        return {"count": ({"count": torch.tensor([float(self.count)]).double()}, self.std)}
+
+    def publish(self, released):
+        self.published.append(float(released["count"]["count"]))
+
+
+def check_a_sum_without_noise_is_refused(std: float = 0.0) -> None:
+    """Before it is charged, and before the gradient of its step is written."""
+    statistics = Count(std)
+    plan = private_plan(joint_noise_multipliers=statistics.noise_multipliers)
+    oracle = sized_oracle(smooth_net(), cross_entropy, plan, statistics=statistics, seed=0)
+    try:
+        oracle.backward(*samples(9))
+    except PlanViolationError as refusal:
+        assert f"has standard deviation {std:g}" in str(refusal)  # noqa: PT017
+        assert (len(oracle.ledger), oracle.step, statistics.published) == (0, 0, [])
+        assert all(p.grad is None for p in oracle.model.parameters())
+        return
+    raise AssertionError(f"of 9 units, {statistics.published} was released as their number")
+
+
+@pytest.mark.parametrize("std", [0.0, -5.0, math.inf, math.nan])
+def test_a_sum_without_noise_is_refused(std: float) -> None:
+    check_a_sum_without_noise_is_refused(std)
+
+
+def test_a_sum_with_noise_is_released() -> None:
+    with pytest.raises(AssertionError, match="was released"):
+        check_a_sum_without_noise_is_refused(5.0)
+
+
 # --- the mistakes
 
 
@@ -264,6 +311,12 @@ def discarding_nothing(original):
 
 Oracle = PrivateGradientOracle
 MISTAKES = {
+    "a statistic without noise": Mistake(
+        check_a_sum_without_noise_is_refused,
+        mechanism,
+        "check_noise",
+        lambda original: lambda queries, step: None,
+    ),
     "a statistic left by a refused step": Mistake(
         check_no_statistic_outlives_a_refused_step, Watch, "begin", discarding_nothing
     ),
