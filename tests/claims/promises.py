@@ -51,6 +51,7 @@ PROMISES = (
              "check_a_direction_is_summed_as_it_was_measured",
              "check_a_method_writes_nothing_into_the_model",
              "check_a_method_carries_nothing_from_unit_to_unit",
+             "check_slots_keep_nothing", "check_nested_functions_keep_nothing",
              "check_the_state_of_a_method_is_what_was_released")),
     Promise("what is read of a record depends on the record and its own key alone",
             ("check_the_draws_of_a_record_are_its_own",
@@ -174,6 +175,7 @@ PROMISES = (
              "check_a_forked_child_does_not_write_for_its_parent",
              "check_a_pickled_copy_in_memory_is_not_charged",
              "check_a_lost_file_is_not_continued", "check_a_deleted_file_is_not_begun_anew",
+             "check_a_cut_file_is_not_continued",
              "check_a_reader_changes_nothing",
              "check_a_line_counts_once_and_says_one_thing")),
     Promise("in the trainers of Hugging Face and Lightning, what would go past the oracle is "

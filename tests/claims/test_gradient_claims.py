@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from torch import nn
 
 from dpbam import BAM, DPSAT, DPSGD, Method, PrivateGradientOracle, guard, mechanism, params
 from dpbam.batches import LogicalBatch, Views
-from dpbam.engines import UnsupportedModelError, functional, loop, materialised
+from dpbam.engines import UnsupportedModelError, functional, loop, materialised, state
 from dpbam.engines.base import PhysicalBatch
 from dpbam.engines.draws import KeyedDraws
 from dpbam.engines.fused import engine as fused_engine
@@ -263,7 +263,69 @@ def check_a_method_carries_nothing_from_unit_to_unit() -> None:
         assert_close(both[0] - both[1], first)
 
 
+@dataclass(slots=True)
+class Kept:
+    largest: float = 0.0
+
+
+KEPT, LARGEST = Kept(), {"x": 0.0}
+
+
+class KeepsInSlot(nn.Linear):
+    """Scales by the largest input so far, kept in a slot of a global object."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        KEPT.largest = max(KEPT.largest, float(x.abs().max()))
+        return super().forward(x) * (1 + KEPT.largest)
+
+
+class KeepsInNested(nn.Linear):
+    """The same, in a global that only a function inside the method names."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def scale() -> float:
+            LARGEST["x"] = max(LARGEST["x"], float(x.abs().max()))
+            return 1 + LARGEST["x"]
+
+        return super().forward(x) * scale()
+
+
+def check_kept(kind: type[nn.Linear]) -> None:
+    """Without the first record, which is large, the sum of the others is what it was."""
+    x, y = samples(4)
+    # the others are below what the row without a record has, so that they change nothing
+    x = torch.cat([torch.full_like(x[:1], 50.0), 0.01 * x[1:].tanh()])
+    sums = []
+    for k in (0, 1):
+        KEPT.largest = LARGEST["x"] = 0.0
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), kind(x[0].numel(), 3)).to(x.dtype)
+        try:
+            sums.append(flat(one_step(model, quiet_plan(1.0), x[k:], y[k:], engine="loop")) * L)
+        except ValueError:  # refused
+            return
+    assert float((sums[0] - sums[1]).norm()) <= 1 + 1e-6
+
+
+def check_slots_keep_nothing() -> None:
+    """Of one record for the others."""
+    check_kept(KeepsInSlot)
+
+
+def check_nested_functions_keep_nothing() -> None:
+    """Of one record for the others."""
+    check_kept(KeepsInNested)
+
+
 # --- the mistakes
+
+
+def without_slots(original):
+    return lambda cls: ()
+
+
+def names_of_the_function_alone(original):
+    return lambda code: code.co_names
 
 
 def inherited(original):
@@ -414,6 +476,10 @@ def again_for_each_micro_batch(original):
 
 Oracle = PrivateGradientOracle
 MISTAKES = {
+    "a number kept in a slot": Mistake(check_slots_keep_nothing, state, "_slots_of", without_slots),
+    "a number kept by a nested function": Mistake(
+        check_nested_functions_keep_nothing, state, "_names_in", names_of_the_function_alone
+    ),
     "divided by the realised batch": Mistake(
         check_division, Oracle, "backward", by_the_realised_batch
     ),

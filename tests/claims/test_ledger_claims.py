@@ -93,7 +93,8 @@ def check_a_lost_file_is_not_continued() -> None:
             lose(path)
             with suppress(ArgumentError, OSError):
                 ledger.charge("here", 3, **STEP)
-                assert len(Ledger(1e-5, path=path)) == 4, "continued without what was spent"
+                lines = path.read_text().splitlines()  # a ledger of this process would refuse it
+                assert len(lines) == 4, "continued without what was spent"
 
 
 def cut(path: Path) -> None:
@@ -106,10 +107,12 @@ def check_a_line_counts_once_and_says_one_thing() -> None:
     with new_file() as path:
         Ledger(1e-5, path=path).charge("here", 0, **STEP)
         line = path.read_text()
-        for content in (line + line, line.replace("}", ', "noise_multiplier": 9.0}')):
-            path.write_text(content)
+        twice, two_values = line + line, line.replace("}", ', "noise_multiplier": 9.0}')
+        for name, content in (("twice", twice), ("two_values", two_values)):
+            unseen_file = path.with_suffix(f".{name}")  # the process knows what is in the first
+            unseen_file.write_text(content)
             try:
-                entries = Ledger(1e-5, path=path).entries()
+                entries = Ledger(1e-5, path=unseen_file).entries()
             except ArgumentError:
                 continue
             raise AssertionError(f"read as {entries}")
@@ -159,6 +162,23 @@ def check_a_deleted_file_is_not_begun_anew() -> None:
         except ArgumentError:
             return
         raise AssertionError("the file counts one step of two")
+
+
+def check_a_cut_file_is_not_continued() -> None:
+    """Nor does it continue one that holds less than it has seen, in a new object either."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ledger.jsonl"
+        ledger = Ledger(1e-5, path=path)
+        ledger.charge("a", 0, **STEP)
+        older = path.read_bytes()
+        ledger.charge("a", 1, **STEP)
+        ledger.close()
+        path.write_bytes(older)
+        try:
+            Ledger(1e-5, path=path).charge("a", 2, **STEP)
+        except ArgumentError:
+            return
+        raise AssertionError("the file counts two steps of three")
 
 
 def forgotten(original):
@@ -220,6 +240,9 @@ def with_its_process(original):
 MISTAKES = {
     "a deleted ledger that a new object begins": Mistake(
         check_a_deleted_file_is_not_begun_anew, Ledger, "_remember", forgotten
+    ),
+    "a ledger that a new object continues from an older copy": Mistake(
+        check_a_cut_file_is_not_continued, Ledger, "_remember", forgotten
     ),
     "a copy that counts by itself": Mistake(
         check_a_pickled_copy_in_memory_is_not_charged, Ledger, "__getstate__", with_its_process

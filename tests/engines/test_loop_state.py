@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import array
 import collections
+import dataclasses
 import functools
 from typing import Any
 
@@ -19,6 +21,20 @@ from dpbam.methods import BAM, DPSGD
 
 MEMORY: list[Tensor] = []
 NUMBERS: dict[str, float] = {}
+CONSTANT = torch.ones(3)
+FAR_AWAY = array.array("d", [0.0])  # an object of the standard library: not looked into
+
+
+@dataclasses.dataclass(slots=True)
+class Slots:
+    largest: float = 0.0
+
+
+class Options(dict[str, float]):
+    largest = 0.0
+
+
+SLOTS, OPTIONS = Slots(), Options()
 
 
 def loss(output: Tensor, target: Tensor) -> Tensor:
@@ -164,7 +180,43 @@ class FrozenParameterWritten(Base):
         self.scale.data.copy_(x.detach().mean().reshape(1))
 
 
+class ParameterAttribute(Base):
+    def setup(self) -> None:
+        self.head.weight.largest = 0.0
+
+    def leave(self, x: Tensor) -> None:
+        self.head.weight.largest = float(x.max())
+
+
+class GlobalTensorAttribute(Base):
+    def leave(self, x: Tensor) -> None:
+        CONSTANT.largest = float(x.max())  # type: ignore[attr-defined]
+
+
+class SlotOfGlobal(Base):
+    def leave(self, x: Tensor) -> None:
+        SLOTS.largest = float(x.max())
+
+
+class AttributeOfDict(Base):
+    def leave(self, x: Tensor) -> None:
+        OPTIONS.largest = float(x.max())
+
+
+class GlobalInNestedFunction(Base):
+    def leave(self, x: Tensor) -> None:
+        def remember() -> None:
+            NUMBERS["largest"] = float(x.max())
+
+        remember()
+
+
 NAMES: dict[type[Base], str] = {
+    ParameterAttribute: "parameter 'weight' of module 'head' \\(Linear\\)\\[largest",
+    GlobalTensorAttribute: "global CONSTANT\\]\\[largest",
+    SlotOfGlobal: "global SLOTS\\]\\[largest",
+    AttributeOfDict: "global OPTIONS\\]\\[largest",
+    GlobalInNestedFunction: "global NUMBERS",
     BufferReplaced: "buffer 'mean' of module ''",
     BufferWritten: "buffer 'unsaved' of module ''",
     BufferData: "buffer 'mean' of module ''",
@@ -208,25 +260,9 @@ def test_state_is_refused_by_name(kind: type[Base]) -> None:
 class OutOfSight(Base):
     """A number where nothing looks; only the second look at the first record sees it."""
 
-    def setup(self) -> None:
-        self.counter = iter(Counter())
-
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(x) * next(self.counter)
-
-
-class Counter:
-    def __iter__(self) -> Any:
-        return self
-
-    def __deepcopy__(self, memo: Any) -> Counter:
-        return self
-
-    __slots__ = ("at",)
-
-    def __next__(self) -> float:
-        self.at = getattr(self, "at", 0.0) + 1.0
-        return self.at
+        FAR_AWAY[0] += 1.0
+        return self.head(x) * FAR_AWAY[0]
 
 
 def test_hidden_state_is_detected_by_repeating_the_first_loss() -> None:

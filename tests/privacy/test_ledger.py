@@ -247,6 +247,23 @@ def test_invalid_entries_are_not_merged() -> None:
         Ledger(delta=1e-5).merge([bad])
 
 
+@pytest.mark.parametrize("lines", [0, 1, 2])
+def test_a_new_object_does_not_continue_a_file_that_was_cut_or_replaced(
+    tmp_path: Path, lines: int
+) -> None:
+    """Emptied, cut, or an older copy put back; also by a link to the folder."""
+    path = tmp_path / "ledger.jsonl"
+    first = Ledger(1e-5, path=path)
+    for step in range(3):
+        first.charge("a", step, noise_multiplier=1.0, sampling_rate=0.1)
+    first.close()
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:lines]))
+    (tmp_path / "link").symlink_to(tmp_path)
+    for way in (path, tmp_path / "link" / "ledger.jsonl"):
+        with pytest.raises(ValueError, match="does not hold the 3 entries"):
+            Ledger(1e-5, path=way)
+
+
 def test_a_new_object_does_not_begin_a_deleted_file_anew(tmp_path: Path) -> None:
     """Once any object of the process has seen entries in it, also one that is gone."""
     path = tmp_path / "ledger.jsonl"

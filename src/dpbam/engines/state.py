@@ -21,10 +21,17 @@ import sys
 from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from itertools import zip_longest
 from operator import is_
-from types import FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import (
+    CodeType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any, Literal
 
 import numpy as np
@@ -40,6 +47,7 @@ from dpbam.params import modules_of
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
 _SKIPPED = frozenset(_VALUES)  # by type: they cannot change in place
 _SEQUENCES = (list, tuple, set, frozenset, deque)
+_BUILT_IN = {dict, *_SEQUENCES}  # without attributes of their own
 _LIBRARIES = sys.stdlib_module_names | {"torch", "numpy"}
 _NAMESPACES = (SimpleNamespace, Namespace)  # of the standard library, and made to hold anything
 _CODE = (FunctionType, MethodType, staticmethod, classmethod, property, type)
@@ -164,8 +172,8 @@ class Snapshot:
             if not (_is_foreign(cls) or id(cls) in self._seen):
                 describe = partial("class attribute {}.{}".format, cls.__name__)
                 self._seen[id(cls)] = cls
-                self._containers.append((cls, list(vars(cls).items()), describe))
-                for key, value in list(vars(cls).items()):
+                self._containers.append((cls, _attributes_of_class(cls), describe))
+                for key, value in _attributes_of_class(cls):
                     self._add(value, describe, key, 1)
 
     def _add(self, value: Any, describe: Describe, key: Any, level: int) -> None:
@@ -183,6 +191,11 @@ class Snapshot:
                 self._seen[id(value)] = value
                 self._leaves.append((value, partial(_describe_leaf, describe, key)))
                 self._values.append(self._read(value))
+                # a tensor, and so a parameter, takes attributes as any object does
+                if isinstance(attributes := getattr(value, "__dict__", None), dict):
+                    inside = partial(_describe_inside, describe, key, level)
+                    self._tables.append((attributes, dict(attributes), inside))
+                    waiting += [(child, inside, k, level + 1) for k, child in attributes.items()]
                 continue
             parts = _parts(value, self._code)
             if parts is None:
@@ -272,18 +285,41 @@ def _tables_of(module: nn.Module) -> dict[str, dict[str, Any]]:
 def _parts(value: Any, code: bool) -> _Parts | None:
     """Return what a container or an object contains by name, or None if it is neither.
 
-    Objects of Python's, NumPy's and torch's own classes are not looked into.
+    An object of a class derived from a container has both items and attributes. Objects of
+    Python's, NumPy's and torch's own classes are not looked into.
     """
+    items: _Parts
     if isinstance(value, Mapping):
-        return list(value.items())
-    if isinstance(value, _SEQUENCES):
-        return list(enumerate(value))
-    if isinstance(value, _CODE):
+        items = list(value.items())
+    elif isinstance(value, _SEQUENCES):
+        items = list(enumerate(value))
+    elif isinstance(value, _CODE):
         return _parts_of_code(value) if code else None
-    if _is_foreign(type(value)) and not isinstance(value, (*_NAMESPACES, nn.Module)):
+    elif _is_foreign(type(value)) and not isinstance(value, (*_NAMESPACES, nn.Module)):
         return None
+    else:
+        return _attributes_of(value)
+    return items if type(value) in _BUILT_IN else items + (_attributes_of(value) or [])
+
+
+def _attributes_of(value: Any) -> _Parts | None:
+    """Return the attributes of an object, those in slots too; None: it cannot have any."""
     attributes = getattr(value, "__dict__", None)
-    return list(attributes.items()) if isinstance(attributes, dict) else None
+    slots = _slots_of(type(value))  # type: ignore[arg-type]  # mypy does not take classes as hashable
+    if not isinstance(attributes, dict) and not slots:
+        return None
+    parts = list(attributes.items()) if isinstance(attributes, dict) else []
+    return parts + [(name, getattr(value, name, _MISSING)) for name in slots]
+
+
+@lru_cache(maxsize=4096)
+def _slots_of(cls: type) -> tuple[str, ...]:
+    """Return the names of a class's slots, as Python mangles them, those of its bases too."""
+    bases = [base for base in cls.__mro__ if not _is_foreign(base)]
+    return tuple(
+        name for base in bases for name, slot in vars(base).items()
+        if isinstance(slot, MemberDescriptorType)
+    )  # fmt: skip
 
 
 def _parts_of_code(value: Any) -> _Parts:
@@ -295,7 +331,12 @@ def _parts_of_code(value: Any) -> _Parts:
         return [("function", value.__func__)]
     if isinstance(value, property):
         return [("function", value.fget)]
-    return [] if _is_foreign(value) else list(vars(value).items())
+    return [] if _is_foreign(value) else _attributes_of_class(value)
+
+
+def _attributes_of_class(cls: type) -> _Parts:
+    """Return the attributes of a class, without the names that ``copy`` keeps in it."""
+    return [(name, value) for name, value in vars(cls).items() if name != "__slotnames__"]
 
 
 def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
@@ -312,7 +353,7 @@ def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
             yield "closure variable " + name, cell.cell_contents
         except ValueError:  # not assigned yet
             continue
-    names = function.__code__.co_names
+    names = _names_in(function.__code__)
     for name in names:
         value = function.__globals__.get(name)
         if isinstance(value, ModuleType) and not _belongs_to_libraries(value.__name__):
@@ -320,6 +361,12 @@ def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
         else:
             read = [(name, value)]
         yield from (("global " + key, each) for key, each in read if _can_change(function, each))
+
+
+def _names_in(code: CodeType) -> tuple[str, ...]:
+    """Return the names that code reads or writes, of the functions inside it too."""
+    inner = [names for c in code.co_consts if isinstance(c, CodeType) for names in _names_in(c)]
+    return tuple(dict.fromkeys([*code.co_names, *inner]))
 
 
 def _can_change(function: FunctionType, value: Any) -> bool:

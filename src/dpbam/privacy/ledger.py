@@ -38,7 +38,7 @@ from dpbam.privacy.accounting import ACCOUNTANTS, Charge, checked, total_epsilon
 
 BEFORE = "/before"  # ends the stream of a release before the first step
 _INVALID = (*_jsonl.INVALID, KeyError, TypeError, OverflowError)
-_SEEN: dict[Path, int] = {}  # entries that this process has read from or written to each file
+_SEEN: dict[Path, list[Entry]] = {}  # what this process has read from or written to each file
 
 
 class Entry(TypedDict):
@@ -100,6 +100,7 @@ class Ledger:
         self.accountant = _validate.one_of("accountant", accountant, ACCOUNTANTS)
         # absolute: after os.chdir a relative path would be another file
         self.path = None if path is None else Path(path).absolute()
+        self._file = Path() if self.path is None else self.path.resolve()  # by whatever link
         self._releases: dict[tuple[str, int], Entry] = {}  # in the file's order
         self._counts: Counter[tuple[float, float]] = Counter()
         self._steps = 0
@@ -279,14 +280,16 @@ class Ledger:
                 status = _status(self.path.stat())
             except FileNotFoundError:
                 status = None
-            # a deleted file is not begun anew, by no object of a process that has seen its entries
-            if status is None and _SEEN.get(self.path):
+            # a file that was deleted, cut or replaced is not continued, by no object of a process
+            # that has seen its entries
+            seen = _SEEN.get(self._file, [])
+            if status is None and seen:
                 raise self._explain_loss()
             if status == self._status:
                 return
             entries, torn = _read(self.path) if status else ([], False)
             known = len(self._releases)
-            if entries[:known] != list(self._releases.values()):
+            if entries[:known] != list(self._releases.values()) or entries[: len(seen)] != seen:
                 raise self._explain_loss()
             self._check_unit(entries)
             for entry in entries[known:]:
@@ -294,7 +297,7 @@ class Ledger:
             self._status, self._torn = status, torn
 
     def _explain_loss(self) -> ArgumentError:
-        entries = 0 if self.path is None else _SEEN.get(self.path, 0)
+        entries = max(len(_SEEN.get(self._file, [])), len(self._releases))
         return ArgumentError(
             f"{self.path} does not hold the {entries} entries that this process has seen in it: "
             "it was deleted, cut or replaced meanwhile; restore it from a backup; without it what "
@@ -316,8 +319,8 @@ class Ledger:
         self._releases[(entry["stream"], entry["step"])] = entry
         self._counts[(entry["noise_multiplier"], entry["sampling_rate"])] += 1
         self._steps += not entry["stream"].endswith(BEFORE)
-        if self.path is not None:
-            _SEEN[self.path] = max(_SEEN.get(self.path, 0), len(self._releases))
+        if self.path is not None and len(self._releases) > len(_SEEN.setdefault(self._file, [])):
+            _SEEN[self._file].append(entry.copy())
 
 
 def _status(status: os.stat_result) -> tuple[int, ...]:
