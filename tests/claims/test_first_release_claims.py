@@ -81,13 +81,14 @@ def check_one_unit_moves_the_first_release_by_at_most_the_bound() -> None:
     rows, labels, units = records(12)
     before, _ = released(rows, labels, units)
     largest = 0.0
-    for length, count in ((1.0, 1), (1.0, 5), (1e3, 2), (0.0, 3)):
+    for length, count in ((1.0, 1), (1.0, 5), (1e3, 2), (0.0, 3), (float("nan"), 2)):
         more = length * torch.eye(D)[:1].repeat(count, 1)
         after, _ = released(
             torch.cat([rows, more]),
             torch.cat([labels, torch.ones(count, dtype=torch.int64)]),
             np.append(units, [99] * count),
         )
+        assert after.isfinite().all()  # a row that is not a number counts as zero
         largest = max(largest, (after - before).norm().item())
     assert largest <= (1 + 1e-6) / JOINT
     assert largest >= (1 - 1e-6) / JOINT

@@ -118,8 +118,10 @@ class UnitIndex:
 
     Assumptions: owners are named rightly, the same in every record.
 
-    Proof: a unit's choice is a function of its number of records and of keys of its own, so its
-    direction still depends on it alone, for every outcome of the draws.
+    Proof: a unit's choice is a function of its number of records and of keys of its own, which are
+    independent of those of the others, so its direction still depends on it alone. Keys follow the
+    order of the names: one unit more may renumber the others, which permutes independent keys and
+    leaves their joint distribution as it was.
 
     Args:
         labels: one per record: the patient (or other owner) that the record belongs to.
@@ -150,8 +152,8 @@ class UnitIndex:
         """Return the records of these units at a step, and the unit of each: two arrays [N].
 
         Of a unit with more than ``max_records``, those with the smallest keys of (seed, step, unit,
-        place). Draws of one generator for all units would be shifted by each unit that draws, and
-        one unit more would change which records the next ones contribute.
+        place). Draws of one generator for all units would be shifted by each unit that draws, so
+        that a unit in the batch would change which records the next ones contribute.
         """
         counts = np.diff(self._starts)[units]
         owners = np.repeat(units, counts)

@@ -120,6 +120,8 @@ def feature_sum(prepared: Prepared) -> Floats:
     total = np.zeros(rows.shape[1])
     for start in range(0, len(rows), _ROWS):
         block = rows[start : start + _ROWS].astype(np.float64)
+        # a row of a damaged cache that is not finite counts as zero, as it would in a step
+        block[~np.isfinite(block).all(axis=1)] = 0.0
         norms = np.sqrt(np.square(block).sum(axis=1))
         total += (share[start : start + _ROWS] / np.maximum(norms, 1.0)) @ block
     return total
