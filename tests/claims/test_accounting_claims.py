@@ -80,7 +80,7 @@ def check_ledger_comes_first() -> None:
             def charge(self, *args, **kwargs) -> None:
                 seen.append(all(p.grad is None for p in model.parameters()))
                 super().charge(*args, **kwargs)
-                seen.append(len(Ledger(1e-3, path=path)) == 1)
+                seen.append(len(path.read_text().splitlines()) == 1)
 
         ledger = Watching(1e-3, path=path)
         sized_oracle(model, cross_entropy, private_plan(), ledger=ledger).backward(x, y)
