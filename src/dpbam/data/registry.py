@@ -228,7 +228,10 @@ def _open(spec: str, options: Options) -> SourceSplits:
         return _open_as("function", spec, options)
     if re.search(r"[/\\]|^[.~]", spec):
         raise DataError(f"there is no folder or file {spec!r}")
-    hint = did_you_mean(name.lower(), choices, f"choose {', '.join(choices)}, or give a path")
+    # a mistyped folder is as likely as a mistyped name
+    here = [p.name for p in Path().iterdir() if p.is_dir() or p.suffix == ".npz"]
+    otherwise = f"choose {', '.join(choices)}, or give a path"
+    hint = did_you_mean(name.lower(), [*choices, *sorted(here)], otherwise)
     raise DataError(f"no data set is called {spec!r}: {hint}")
 
 

@@ -29,8 +29,8 @@ def config(**changes):
 
 def test_like_settings_give_a_range_and_name_their_record():
     said = expectation(config(), 700, 10, "single-label")
-    assert said.startswith("40 to 44% on birds, cups, ships with 500 to 2000 units")
-    assert "reproduce/results/defaults.jsonl" in said
+    assert said.startswith("accuracy 40 to 44% on birds, cups, ships with 500 to 2000 units")
+    assert "in the study of defaults" in said
 
 
 @pytest.mark.parametrize(

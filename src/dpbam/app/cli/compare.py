@@ -110,6 +110,8 @@ def show(result: Comparison, out: Path) -> None:
         "d_z: mean over SD of the paired differences. Visible from: the true difference that this "
         "many seeds would show in 80% of repetitions."
     ]
+    models = ", ".join(sorted({run.spec.config.model for run in result.runs}))
+    lines += [f"Model: {models} (dpbam train chooses its own: --model auto)."]
     lines += [f"Publishing all private runs together would cost epsilon {cost}."]
     lines += ["They are seeded, so that the noise can be recomputed: research only."]
     if count < _ENOUGH:

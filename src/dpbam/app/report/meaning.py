@@ -39,9 +39,14 @@ def mean_text(values: Sequence[float], text: Callable[[float], str]) -> str:
     Example:
         >>> mean_text([0.90, 0.92, 0.94], "{:.2f}".format), mean_text([0.9], "{:.2f}".format)
         ('0.92 [0.87, 0.97]', '0.90')
+        >>> mean_text([0.6, 0.9], "{:.0%}".format)
+        '75% [0%, 100%]'
     """
     spread = estimate(values)
-    mean, low, high = text(spread.mean), text(spread.low), text(spread.high)
+    # a t interval of few seeds reaches beyond what a share or a loss can be
+    least = 0.0 if min(values) >= 0 else -math.inf
+    most = 1.0 if text(1.0).startswith("100") else math.inf
+    mean, low, high = text(spread.mean), text(max(least, spread.low)), text(min(most, spread.high))
     return mean if spread.count == 1 or low == mean == high else f"{mean} [{low}, {high}]"
 
 

@@ -48,15 +48,18 @@ def expectation(config: RunConfig, n: int, classes: int, task: str) -> str:
     alike = _alike(config, n, classes)
     if task != "single-label" or not config.auto_facts or not alike:
         return "no record like this: the study has classes of images, by auto's own settings"
-    reached = [level.accuracy for level in alike]
-    sources = sorted({level.source for level in alike})
-    units = sorted({level.n for level in alike})
-    between = f"{units[0]}" if len(units) == 1 else f"{units[0]} to {units[-1]}"
+    sources = ", ".join(sorted({level.source for level in alike}))
+    units = _range([float(level.n) for level in alike])
     return (
-        f"{min(reached):.0f} to {max(reached):.0f}% on {', '.join(sources)} with {between} units "
-        f"(reproduce/results/defaults.jsonl; constants {min(x.constant for x in alike):.0f} to "
-        f"{max(x.constant for x in alike):.0f}%)"
+        f"accuracy {_range([x.accuracy for x in alike])}% on {sources} with {units} units in the "
+        f"study of defaults, where the best constant has {_range([x.constant for x in alike])}%; "
+        "your images may be easier or harder"
     )
+
+
+def _range(values: Sequence[float]) -> str:
+    least, most = f"{min(values):.0f}", f"{max(values):.0f}"
+    return least if least == most else f"{least} to {most}"
 
 
 def best_change(config: RunConfig, n: int, classes: int) -> str:
