@@ -8,6 +8,7 @@ import pytest
 
 from dpbam.app.cli import main
 from dpbam.app.runs import Budget, RunError, execute, release_reservation, stored_config
+from dpbam.privacy import ledger as ledger_module
 from dpbam.privacy.accounting import Charge, total_epsilon
 
 STEP = Charge(4.0, 0.125, 8)
@@ -252,6 +253,8 @@ def test_a_run_folder_restored_from_an_old_copy_is_refused(tiny, path, tmp_path,
         execute(stored_config(out), out, resume=True)
     monkeypatch.undo()
     _restore(copy, out)
+    _refused_and_unchanged(out, path, "does not hold the 6 entries that this process has seen")
+    monkeypatch.setattr(ledger_module, "_SEEN", {})  # as in a new process
     _refused_and_unchanged(out, path, "holds 3 steps, but the budget .* knows of")
 
     shutil.rmtree(out)
@@ -260,6 +263,7 @@ def test_a_run_folder_restored_from_an_old_copy_is_refused(tiny, path, tmp_path,
     shutil.rmtree(fresh / "checkpoints")
     lines = (fresh / "ledger.jsonl").read_text().splitlines(keepends=True)
     (fresh / "ledger.jsonl").write_text("".join(lines[:2]))
+    monkeypatch.setattr(ledger_module, "_SEEN", {})
     _refused_and_unchanged(fresh, path, "holds 2 steps, but the budget .* knows of 8")
 
 
