@@ -127,7 +127,7 @@ class Ledger:
         unit: str = "record",
         release: str | None = None,
     ) -> None:
-        """Record one step. On return it is on disk.
+        """Record one step. On return it is on disk, if the ledger has a file.
 
         Args:
             stream: the name of the noise; unique to a process unless seeded.
