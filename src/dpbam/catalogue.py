@@ -443,7 +443,7 @@ COMMANDS: Kind[Entry] = Kind(
     Entry("compare", "dpbam.app.cli.compare:compare_methods",
           "Train several methods with paired seeds, and compare their accuracy."),
     Entry("search", "dpbam.app.cli.search:search",
-          "Search for hyper-parameters: DP-SGD's first, then lambda for DP-SAT and BAM."),
+          "Search for hyper-parameters at random, and release the best model alone."),
     Entry("evaluate", "dpbam.app.cli.evaluate:evaluate",
           "Evaluate a run's model on labelled data, as a whole, by class and by sub-group."),
     Entry("predict", "dpbam.app.cli.evaluate:predict",

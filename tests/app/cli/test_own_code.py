@@ -103,12 +103,3 @@ def test_code_on_the_command_line_runs(mark: Path, tmp_path: Path, dpbam) -> Non
     ended = dpbam("train", "--data", "digits", *QUICK, *own, "--out", str(tmp_path / "out"))
     assert ended.code == 0, ended.err
     assert mark.exists()
-
-
-def test_a_space_that_names_code(tmp_path: Path) -> None:
-    from dpbam.app.search.space import parse_space
-
-    file = tmp_path / "space.toml"
-    file.write_text('model = ["mlp", "os:system"]\n')
-    with pytest.raises(ValueError, match="names code to run, os:system"):
-        parse_space([], file)

@@ -1,4 +1,4 @@
-"""``dpbam search``: bad input in a sentence, a plan before anything is done, a table at the end."""
+"""``dpbam search``: bad input in a sentence, a plan before it begins, the best at the end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.forked import forked_workers
 from .helpers import one_sentence
 
 QUICK = ["search", "--data", "digits", "--model", "mlp", "--batch-size", 256, "--accountant", "rdp",
-         "--epochs", 0.2, "--delta", "1e-4", "--method", "dp-sgd"]  # fmt: skip
+         "--epochs", 0.2, "--delta", "1e-4"]  # fmt: skip
 LR = ["--vary", "lr=1e-3..1e-1:log"]
 
 
@@ -43,12 +43,13 @@ def test_a_dry_run_shows_the_noise_and_writes_nothing(dpbam, tmp_path):
     assert not out.exists()
 
 
-def test_trials_the_best_and_the_payment_are_shown(dpbam, tmp_path):
+def test_the_best_and_the_payment_are_shown(dpbam, tmp_path):
     ended = dpbam(*QUICK, "--noise-multiplier", 2, "--pay", "nothing", *LR, "--trials", 2,
                   "--out", tmp_path / "s")  # fmt: skip
     assert ended.code == 0, ended.err
     assert "not accounted" in ended.err
-    assert "the best 2 of 2 trials" in ended.out
+    assert [ended.err.count(f"trial {k} of 2: accuracy") for k in (1, 2)] == [1, 1]
+    assert "(lr " in ended.out
     assert "NOT ACCOUNTED" in ended.out
     assert "result.json" in ended.out
 

@@ -106,7 +106,7 @@ def test_no_path_and_no_seed_is_published() -> None:
 
 
 def test_an_accounted_search_varies_what_its_policy_allows() -> None:
-    shared = {"settings": {"epsilon": 3.0}, "pay": "accounted", "methods": ("dp-sgd",)}
+    shared = {"settings": {"epsilon": 3.0}, "pay": "accounted"}
     Search(space=parse_space(["lr=1e-3..1e-1:log"]), **shared)
     with pytest.raises(ValueError, match="epochs may change what a trial costs"):
         Search(space=parse_space(["epochs=1..5"]), **shared)

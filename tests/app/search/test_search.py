@@ -17,21 +17,23 @@ import pytest
 from dpbam.app.cli import main
 from dpbam.app.report import ReportError, write_report
 from dpbam.app.runs import ConfigError, RunError, execute, load_run_model
-from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
+from dpbam.app.runs.folder import MARK, PUBLISHABLE, RunFolder
 from dpbam.app.runs.pool import StoppedError
 from dpbam.app.search import study as studies
-from dpbam.app.search.result import MARK, SearchResult, conclude, whole_epsilon
 from dpbam.app.search.search import Search
-from dpbam.app.search.selection import Selection, search_epsilon
+from dpbam.app.search.selection import search_epsilon
 from dpbam.app.search.space import parse_space
 from dpbam.app.search.study import (
     Score,
+    SearchResult,
     Study,
     StudyFile,
+    conclude,
     do_trials,
     draw_study,
     number_of_trials,
     score,
+    whole_epsilon,
 )
 from dpbam.privacy.accounting import Charge
 from dpbam.privacy.ledger import Ledger
@@ -48,7 +50,7 @@ SETTINGS = {
 
 
 def a_search(**changes: Any) -> Search:
-    values = {"settings": SETTINGS, "pay": "nothing", "trials": 3, "methods": ("dp-sgd", "bam")}
+    values = {"settings": SETTINGS, "pay": "nothing", "trials": 3}
     return Search(**{**values, "space": parse_space(["lr=1e-3..1e-1:log"]), **changes})
 
 
@@ -70,7 +72,7 @@ def accounted(**changes: Any) -> Search:
         ({"settings": {**SETTINGS, "release_norms": 50.0}}, "release_norms"),
         ({"settings": {**SETTINGS, "unit": "patient"}, "score_noise": 9.0}, "one patient may have"),
         ({"score_noise": 0.0}, "score_noise"),
-        ({"distribution": "fixed"}, "distribution"),
+        ({"settings": {**SETTINGS, "method": "sgd", "noise_multiplier": None}}, "no privacy"),
     ],
 )
 def test_what_cannot_be_accounted_is_refused(changes: dict[str, Any], says: str) -> None:
@@ -91,8 +93,7 @@ def test_accounted_trials_of_several_costs_are_not_counted(other: Charge) -> Non
     ("changes", "says"),
     [
         ({"pay": "later"}, "pay"),
-        ({"methods": ("bam", "bam")}, "once"),
-        ({"methods": ("bma",)}, "did you mean 'bam'"),
+        ({"settings": {**SETTINGS, "method": "bma"}}, "did you mean 'bam'"),
         ({"space": {}}, "nothing to vary"),
         ({"settings": {**SETTINGS, "lr": 0.1}}, "both fixed and varied"),
         ({"settings": {"data": "digits"}}, "epsilon"),
@@ -104,28 +105,25 @@ def test_wrong_searches_are_refused(changes: dict[str, Any], says: str) -> None:
         a_search(**changes)
 
 
-def test_a_single_method_with_lambda_varies_all_at_once() -> None:
-    space = parse_space(["lr=1e-3..1e-1:log", "lam=0.01..0.1"])
-    (stage,) = a_search(methods=("bam",), space=space).stages()
-    assert list(stage.space) == ["lr", "lam"]
-
-
 def test_the_number_of_trials_of_a_search_is_drawn_as_claimed() -> None:
-    search = accounted(trials=8)
-    stage = search.stages()[0]
-    seeds = iter(range(10**6))
+    seeds, config = iter(range(10**6)), accounted().config({})
 
-    def draw(_: object, of: Search = search) -> int:
-        seeded = replace(of, settings={**of.settings, "seed": next(seeds)})
-        return number_of_trials(seeded, stage)
+    def draw(trials: int = 8, accounted: bool = True) -> int:
+        search: Any = SimpleNamespace(
+            accounted=accounted, trials=trials, seed=next(seeds), config=lambda varied: config
+        )
+        return number_of_trials(search)
 
-    assert fits(draw, search.selection)
-    assert not fits(lambda g: draw(g, a_search(trials=8)), search.selection)  # a fixed number
+    assert fits(draw, 8)
+    assert not fits(lambda: draw(accounted=False), 8)  # a fixed number
+    assert not fits(lambda: draw(9), 8)
+    # a search that is begun again where its number was small
+    assert not fits(lambda: max(draw(), draw()), 8)
 
 
 def test_an_unseeded_number_is_not_always_the_same() -> None:
     search = accounted(trials=50)
-    assert len({number_of_trials(search, search.stages()[0]) for _ in range(20)}) > 1
+    assert len({number_of_trials(search) for _ in range(20)}) > 1
 
 
 def test_a_noised_score_has_the_noise_that_is_charged() -> None:
@@ -155,26 +153,20 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return done
 
 
-def test_lambda_is_searched_with_the_best_of_the_first_stage(
-    stub: list[Any], tmp_path: Path
-) -> None:
-    search = a_search(trials=4)
-    study = do_trials(search, tmp_path)
-    first, second = stub[:4], stub[4:]
-    assert len(second) == 4
-    assert len({config.lr for config, _ in first}) == 4
-    best = study.best(search.stages()[0])
-    assert best is not None
-    assert best.score == max(trial.score for trial in study.scores(search.stages()[0]))
-    assert {config.lr for config, _ in second} == {best.settings["lr"]}
-    assert len({config.lam for config, _ in second}) == 4
-    assert study.scores(search.stages()[1])[0].settings["lr"] == best.settings["lr"]
+def test_every_trial_trains_with_what_was_drawn(stub: list[Any], tmp_path: Path) -> None:
+    settings = {**SETTINGS, "method": "bam"}
+    space = parse_space(["lr=1e-3..1e-1:log", "lam=0.01..0.1"])
+    study = do_trials(a_search(settings=settings, space=space, trials=4), tmp_path)
+    drawn = [(trial["lr"], trial["lam"]) for trial in study.file.trials]
+    assert len(set(drawn)) == 4
+    assert [(config.lr, config.lam) for config, _ in stub] == drawn
+    assert {config.method for config, _ in stub} == {"bam"}
 
 
 def test_the_same_command_again_keeps_finished_trials(stub: list[Any], tmp_path: Path) -> None:
     do_trials(a_search(), tmp_path)
     do_trials(a_search(), tmp_path)
-    assert len(stub) == 6
+    assert len(stub) == 3
     with pytest.raises(ConfigError, match="begun with other trials"):
         do_trials(a_search(trials=4), tmp_path)
 
@@ -182,8 +174,8 @@ def test_the_same_command_again_keeps_finished_trials(stub: list[Any], tmp_path:
 def test_a_trial_left_behind_keeps_its_parameters(
     stub: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    search = a_search(methods=("dp-sgd",), trials=2)
-    drawn = Study(search, tmp_path).file.trials["dp-sgd"]
+    search = a_search(trials=2)
+    drawn = Study(search, tmp_path).file.trials
     trained = studies.execute
 
     def killed(config: Any, out: Path, *, resume: bool) -> Any:
@@ -207,21 +199,19 @@ def test_a_seed_draws_the_same_study_and_none_another_one() -> None:
 
 def test_shares_of_a_study_are_every_trial_once(stub: list[Any], tmp_path: Path) -> None:
     """Two machines with a copy of one study: neither concludes alone, together they do."""
-    search = a_search(methods=("dp-sgd", "bam"), trials=5)
-    drawn = Study(search, tmp_path / "a").file
+    search = a_search(trials=5)
+    drawn = [trial["lr"] for trial in Study(search, tmp_path / "a").file.trials]
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     for machine, name in ((1, "a"), (2, "b")):
         study = do_trials(search, tmp_path / name, shard=(machine, 2))
-        with pytest.raises(RunError, match="trials of dp-sgd are missing: run the other shares"):
+        with pytest.raises(RunError, match="of 5 trials are missing: run the other shares"):
             conclude(study)
-    assert [config.lr for config, _ in stub[:3]] == [t["lr"] for t in drawn.trials["dp-sgd"][::2]]
-    assert [config.lr for config, _ in stub[3:]] == [t["lr"] for t in drawn.trials["dp-sgd"][1::2]]
+    assert [config.lr for config, _ in stub] == drawn[::2] + drawn[1::2]
     shutil.copytree(
         tmp_path / "b/non-private/trials", tmp_path / "a/non-private/trials", dirs_exist_ok=True
     )
-    study = do_trials(search, tmp_path / "a")
-    assert study.lacking() is None
-    assert len(stub) == 10  # the second stage alone was left
+    assert do_trials(search, tmp_path / "a").lacking() is None
+    assert len(stub) == 5
 
 
 def test_a_damaged_study_is_one_sentence(tmp_path: Path) -> None:
@@ -248,7 +238,7 @@ def paid(tmp_path_factory: pytest.TempPathFactory) -> tuple[SearchResult, Path]:
     out = tmp_path_factory.mktemp("search")
     settings = {k: v for k, v in SETTINGS.items() if k not in ("noise_multiplier", "delta")}
     search = accounted(
-        settings={**settings, "epsilon": 2.0, "seed": 3}, trials=2, score_noise=8.0
+        settings={**settings, "epsilon": 2.0, "seed": 3}, trials=4, score_noise=8.0
     ).calibrated()
     return conclude(do_trials(search, out)), out
 
@@ -260,7 +250,7 @@ def test_epsilon_covers_the_search_and_no_more_is_asked_for(
     assert result.trial is not None
     spent = Ledger(1e-6, path=result.trial.ledger).charges()[0]
     trial = Charge(spent.noise_multiplier, 256 / 1438, spent.steps)
-    whole = search_epsilon(trial, 1e-6, Selection(2.0, stages=2, score_noise=8.0))
+    whole = search_epsilon(trial, 1e-6, 4, 8.0)
     statement = json.loads(RunFolder(out / BEST).statement_json.read_text())
     said = json.loads((out / "result.json").read_text())
     assert said["epsilon"] == statement["epsilon"] == pytest.approx(whole)
@@ -272,21 +262,17 @@ def test_epsilon_covers_the_search_and_no_more_is_asked_for(
 
 def test_the_best_alone_may_be_released(paid: tuple[SearchResult, Path]) -> None:
     result, out = paid
-    folders = [result.study.folder(t.method, t.number) for t in trials_of(result)]
+    folders = [result.study.folder(trial.number) for trial in result.study.scores()]
     assert len(folders) > 1
     for folder in folders:
-        assert json.loads(RunFolder(folder).statement_json.read_text())["may_be_published"] == []
-        assert (folder / MARK).exists()
+        assert json.loads(folder.statement_json.read_text())["may_be_published"] == []
+        assert (folder.path / MARK).exists()
     best = RunFolder(out / BEST)
     listed = json.loads(best.statement_json.read_text())["may_be_published"]
     assert sorted(listed) == sorted(p.name for p in best.path.iterdir())
     assert result.trial is not None
     assert best.weights.read_bytes() == result.trial.weights.read_bytes()
     assert load_run_model(best.path).facts.model == "mlp"
-
-
-def trials_of(result: SearchResult) -> list[Score]:
-    return [t for stage in result.search.stages() for t in result.study.scores(stage)]
 
 
 def published(out: Path) -> dict[str, bytes]:
@@ -302,15 +288,15 @@ def test_published_files_reveal_nothing_about_other_trials(paid: tuple[SearchRes
     assert sorted(files) == sorted(["result.json", *(f"best/{name}" for name in PUBLISHABLE)])
     text = b" ".join(files.values()).decode(errors="replace")
     secrets = [str(out), "trials/"]
-    for trial in trials_of(result):
-        facts = RunFolder(result.study.folder(trial.method, trial.number)).read_facts()
+    for trial in result.study.scores():
+        facts = result.study.folder(trial.number).read_facts()
         secrets += [str(facts.config.seed), f"{trial.number:04d}/"]
         secrets += [] if trial == result.best else [facts.run, facts.initial_weights]
     assert len(secrets) > 8
     assert not [secret for secret in secrets if secret in text]
     said = json.loads(files["result.json"])
-    assert said["number_of_trials"] == "secret, drawn from: Poisson, mean 2"
-    unchosen = {trial.score for trial in trials_of(result)} - {said["best"]["score"]}
+    assert said["number_of_trials"] == "secret, drawn from: Poisson, mean 4"
+    unchosen = {trial.score for trial in result.study.scores()} - {said["best"]["score"]}
     assert unchosen
     assert not any(str(score) in text for score in unchosen)
 
@@ -334,23 +320,23 @@ def test_what_is_published_is_a_function_of_the_winner_alone(tmp_path: Path, pay
 
     An unaccounted search is the control: it states how many trials there were.
     """
-    search = a_search(pay=pay, methods=("dp-sgd",))
+    search = a_search(pay=pay)
     settings = {"lr": 0.01}
-    execute(search.config(search.stages()[0], settings), tmp_path / "winner")
+    execute(search.config(settings), tmp_path / "winner")
 
     def concluded(name: str, count: int, winner: int) -> dict[str, bytes]:
         out, drawn = tmp_path / name, [settings] * count
         path = out / "non-private" / "study.json"
         path.parent.mkdir(parents=True)
-        file = StudyFile(search=search.to_mapping(), trials={"dp-sgd": drawn})
+        file = StudyFile(search=search.to_mapping(), trials=drawn)
         path.write_text(file.model_dump_json())
         study = Study(search, out)
         for number in range(count):
-            folder = study.folder("dp-sgd", number)
+            folder = study.folder(number).path
             shutil.copytree(tmp_path / "winner", folder)
             value = 0.9 if number == winner else 0.1 + number / 100
             trial = Score(
-                method="dp-sgd", number=number, settings=settings, score=value, metric="accuracy",
+                number=number, settings=settings, score=value, metric="accuracy",
                 epsilon=1.0, delta=1e-4, seconds=number, charges=[(2.0, 256 / 1438, 3)],
             )  # fmt: skip
             folder.with_suffix(".json").write_text(trial.model_dump_json())
@@ -362,7 +348,7 @@ def test_what_is_published_is_a_function_of_the_winner_alone(tmp_path: Path, pay
 
 
 def test_an_unaccounted_search_is_marked_in_every_file(tmp_path: Path) -> None:
-    search = a_search(methods=("dp-sgd",), trials=2)
+    search = a_search(trials=2)
     result = conclude(do_trials(search, tmp_path))
     said = json.loads((tmp_path / "result.json").read_text())
     assert said["epsilon_covers_the_search"] is False
@@ -377,7 +363,7 @@ COMMAND = [
     "search", "--data", "digits", "--model", "mlp", "--noise-multiplier", "4", "--accountant",
     "rdp", "--model-option", "hidden=[8]", "--epochs", "1", "--batch-size", "180",
     "--checkpoint-every", "0", "--pay", "nothing",
-    "--method", "dp-sgd", "--trials", "2", "--vary", "lr=1e-3..1e-1:log", "--json",
+    "--trials", "2", "--vary", "lr=1e-3..1e-1:log", "--json",
 ]  # fmt: skip
 
 
@@ -387,25 +373,23 @@ def test_a_killed_search_resumes_its_trials(
 ) -> None:
     out = tmp_path / "search"
     again = [*COMMAND, "--out", str(out)]
-    second = RunFolder(out / "non-private" / "trials" / "dp-sgd" / "0001")
+    second = RunFolder(out / "non-private" / "trials" / "0001")
     told = tmp_path / "told.txt"
     killed = partial(plant, "after the optimiser's step", 8 + 6)  # the second trial's sixth
     process = command(*again, cwd=tmp_path, stdout=told, stderr=told, first=killed)
     process.join()
     assert process.exitcode == -9, told.read_text()
     lr = json.loads(second.facts.read_text())["config"]["lr"]
-    first = (out / "non-private" / "trials" / "dp-sgd" / "0000" / "ledger.jsonl").read_bytes()
+    first = (out / "non-private" / "trials" / "0000" / "ledger.jsonl").read_bytes()
     before = second.ledger.read_bytes()
 
     assert main(again) == 0
 
-    files = sorted((out / "non-private" / "trials" / "dp-sgd").glob("*.json"))
+    files = sorted((out / "non-private" / "trials").glob("*.json"))
     rows = [json.loads(path.read_text()) for path in files]
     assert len(rows) == 2
     assert rows[1]["settings"]["lr"] == lr  # the trial that was killed, not another
-    assert (
-        out / "non-private" / "trials" / "dp-sgd" / "0000" / "ledger.jsonl"
-    ).read_bytes() == first  # kept
+    assert (out / "non-private" / "trials" / "0000" / "ledger.jsonl").read_bytes() == first  # kept
     assert second.ledger.read_bytes().startswith(before)  # from its checkpoint, all steps counted
     steps = json.loads(second.statement_json.read_text())["steps"]
     assert len(second.ledger.read_bytes().splitlines()) <= steps + 2

@@ -13,10 +13,9 @@ from dpbam.app.cli.search import show
 from dpbam.app.runs import ConfigError, load_run_model
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.predict import predict_files
-from dpbam.app.search.result import BEST, SearchResult, conclude
 from dpbam.app.search.search import Search
 from dpbam.app.search.space import parse_space
-from dpbam.app.search.study import do_trials
+from dpbam.app.search.study import BEST, SearchResult, conclude, do_trials
 from dpbam.data.dataset import TASKS
 from dpbam.tasks.scores import metric_label, metric_text
 from tests.app.runs.test_task_combinations import METRICS, SETTINGS, config_of, write_data
@@ -32,7 +31,7 @@ def a_search(task: str, folder: Path, **changes: Any) -> Search:
     settings = config_of({**row, "task": task}, write_data(folder, task))
     del settings["method"], settings["epsilon"]
     settings |= {"noise_multiplier": 2.0, "delta": 1e-3, "epochs": 0.5}
-    values = {"pay": "nothing", "trials": 2, "methods": ("dp-sgd",), "settings": settings}
+    values = {"pay": "nothing", "trials": 2, "settings": settings}
     return Search(**{**values, "space": parse_space(["lr=1e-3..1e-1:log"]), **changes})
 
 
@@ -47,7 +46,7 @@ def test_a_search_finds_and_publishes_the_best_model_of_a_task(
     lines: list[str] = []
     result = conclude(do_trials(search, out, log=lines.append))
     assert result.trial is not None
-    _check_shown(result, out, lines, METRICS[task][0], capsys)
+    _check_shown(result, lines, METRICS[task][0], capsys)
     last = json.loads(result.trial.metrics.read_text().splitlines()[-1])
     assert json.loads((out / "result.json").read_text())["best"]["score"] == last[METRICS[task][0]]
     best = RunFolder(out / BEST)
@@ -59,16 +58,15 @@ def test_a_search_finds_and_publishes_the_best_model_of_a_task(
 
 
 def _check_shown(
-    result: SearchResult, out: Path, lines: list[str], metric: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    result: SearchResult, lines: list[str], metric: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Every score is of its metric's kind: a percentage only where it is an accuracy."""
     assert result.best is not None
     value = result.best.score
     text = f"{metric_label(metric)} {metric_text(metric, value)}"
     assert any(text in line for line in lines)
     capsys.readouterr()
-    show(result, out)
+    show(result)
     shown = capsys.readouterr().out
     assert text in shown
     assert ("%" in shown) == (metric == "accuracy")

@@ -1,18 +1,15 @@
 """A random search for hyper-parameters: what it varies and how it is paid for, checked.
 
-The paper's search (App. B) has one stage per method. The first method (DP-SGD) varies everything
-but lambda; each further one (DP-SAT, BAM) keeps the best of that and varies lambda alone.
-
 A search on private data is a release of its own. ``pay`` is how it is paid for:
 
 =============  =====================================================================================
 public         the data is public or synthetic: nothing to pay
 nothing        not accounted: every file and screen states that epsilon does not cover the search
-accounted      each stage is a random number of independent trials of which the best alone is
-               released (:mod:`dpbam.app.search.selection`); epsilon covers all stages
+accounted      a random number of independent trials of which the best alone is released
+               (:mod:`dpbam.app.search.selection`); epsilon covers the search
 =============  =====================================================================================
 
-:mod:`dpbam.app.search.study` does the trials.
+:mod:`dpbam.app.search.study` does the trials and releases the best.
 """
 
 from __future__ import annotations
@@ -23,30 +20,20 @@ from dataclasses import asdict, dataclass, replace
 
 from pydantic import JsonValue
 
-from dpbam import _validate, catalogue
+from dpbam import _validate
 from dpbam.app.runs import prepare
 from dpbam.app.runs.config import ConfigError, RunConfig
 from dpbam.app.runs.settings import policies
-from dpbam.app.search.selection import Selection, search_noise_multiplier
+from dpbam.app.search.selection import search_noise_multiplier
 from dpbam.app.search.space import Domain
 
 PAYMENTS = ("public", "nothing", "accounted")
-METHODS = ("dp-sgd", "dp-sat", "bam")
-LAMBDA = Domain("lam", 0.002, 0.2, log=True)
 _UNACCOUNTABLE = {
     "budget": "a budget file counts steps and knows no selections",
     "release_norms": "statistics released with the gradients are released by every trial",
     "release_counts": "class counts are released by every trial",
     "release_centre": "the centre of the features is released by every trial",
 }
-
-
-@dataclass(frozen=True)
-class Stage:
-    """The trials of one method: the method, and what they vary."""
-
-    method: str
-    space: Mapping[str, Domain]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +44,7 @@ class Search:
         settings: fields of :class:`~dpbam.app.runs.RunConfig` that all trials share.
         space: what is varied, by field.
         pay: "public", "nothing" or "accounted".
-        methods: one stage each, in this order.
-        trials: per stage; in an accounted search their mean.
-        distribution: of the number of trials in an accounted search.
-        shape: of the negative binomial distribution.
+        trials: how many; in an accounted search their mean.
         score_noise: accounted: the deviation of the noise on the number of test records that a
             trial gets right; None declares those records public.
 
@@ -68,35 +52,27 @@ class Search:
         >>> from dpbam.app.search.space import parse_space
         >>> search = Search(settings={"epsilon": 3.0}, space=parse_space(["lr=1e-3..1e-1:log"]),
         ...                 pay="public", trials=4)
-        >>> [(stage.method, list(stage.space)) for stage in search.stages()]
-        [('dp-sgd', ['lr']), ('dp-sat', ['lam']), ('bam', ['lam'])]
+        >>> search.config({"lr": 0.01}).lr
+        0.01
     """
 
     settings: Mapping[str, object]
     space: Mapping[str, Domain]
     pay: str
-    methods: tuple[str, ...] = METHODS
     trials: int = 20
-    distribution: str = "poisson"
-    shape: float = 1.0
     score_noise: float | None = None
 
     def __post_init__(self) -> None:
         _validate.one_of("pay", self.pay, PAYMENTS)
         _validate.count("trials", self.trials)
-        if not self.methods or len(set(self.methods)) < len(self.methods):
-            raise ConfigError(f"each method may occur only once, got {', '.join(self.methods)}")
-        if "method" in self.settings:
-            raise ConfigError("a search has its methods apart from its settings: leave method out")
+        if not self.space:
+            raise ConfigError("a search has nothing to vary: add --vary lr=1e-4..1e-2:log")
         if varied := [name for name in self.space if name in self.settings]:
             raise ConfigError(f"{varied[0]} is both fixed and varied: leave one of the two out")
-        for stage in self.stages():
-            if not stage.space:
-                raise ConfigError(
-                    f"{stage.method} has nothing to vary: add --vary lr=1e-4..1e-2:log"
-                )
-            for end in (0, -1):  # settings that no trial could have are refused
-                self.config(stage, {d.name: d.ends[end] for d in stage.space.values()})
+        for end in (0, -1):  # settings that no trial could have are refused
+            self.end_config(end)
+        if self.score_noise is not None:
+            _validate.positive("score_noise", self.score_noise)
         if self.accounted:
             self._check_accounted()
         elif self.score_noise is not None:
@@ -107,36 +83,18 @@ class Search:
         return self.pay == "accounted"
 
     @property
-    def selection(self) -> Selection:
-        """How the best trials are chosen, if accounted."""
-        return Selection(
-            float(self.trials), self.distribution, self.shape, len(self.methods), self.score_noise
-        )
-
-    @property
     def seed(self) -> int | None:
         """The seed of a search for research; its trials derive theirs from it."""
         seed = self.settings.get("seed")
         return None if seed is None else int(str(seed))
 
-    def stages(self) -> list[Stage]:
-        """Return one stage per method; later ones vary lambda."""
-        lam = self.space.get("lam", LAMBDA)
-        first, *others = self.methods
-        space = {name: domain for name, domain in self.space.items() if name != "lam"}
-        if _has_lambda(first) and ("lam" in self.space or not space):
-            space["lam"] = lam
-        later = [Stage(m, {"lam": lam} if _has_lambda(m) else space) for m in others]
-        return [Stage(first, space), *later]
-
-    def config(self, stage: Stage, varied: Mapping[str, object], **more: object) -> RunConfig:
+    def config(self, varied: Mapping[str, object], **more: object) -> RunConfig:
         """Return the configuration of a trial; ``varied`` has its hyper-parameters."""
-        return RunConfig.from_mapping({**self.settings, **varied, "method": stage.method, **more})
+        return RunConfig.from_mapping({**self.settings, **varied, **more})
 
-    def first_config(self) -> RunConfig:
-        """Return the configuration of a trial of the first stage, the first value of each range."""
-        stage = self.stages()[0]
-        return self.config(stage, {d.name: d.ends[0] for d in stage.space.values()})
+    def end_config(self, end: int) -> RunConfig:
+        """Return the configuration of a trial with the first (0) or last (-1) of every range."""
+        return self.config({name: domain.ends[end] for name, domain in self.space.items()})
 
     def calibrated(self) -> Search:
         """Return an accounted search with its trials' sigma in place of the whole search's epsilon.
@@ -145,10 +103,10 @@ class Search:
         """
         if not self.accounted:
             return self
-        first = self.config(self.stages()[0], {}, accountant="rdp")
-        sigma = first.noise_multiplier
+        config = self.config({}, accountant="rdp")
+        sigma = config.noise_multiplier
         # the plan's n, q and steps do not depend on sigma: any will do
-        prepared = prepare(first.replace(epsilon=None, noise_multiplier=sigma or 1.0))
+        prepared = prepare(config.replace(epsilon=None, noise_multiplier=sigma or 1.0))
         plan = prepared.plan
         if self.score_noise is not None:
             if prepared.task.metric != "accuracy":
@@ -159,10 +117,11 @@ class Search:
                 )
             _check_unit(plan.unit)
         if sigma is None:
-            assert first.epsilon is not None  # a configuration has one of the two
+            assert config.epsilon is not None  # a configuration has one of the two
             sigma = search_noise_multiplier(
-                first.epsilon, plan.delta, plan.sampling_rate, plan.steps, self.selection
-            )
+                config.epsilon, plan.delta, plan.sampling_rate, plan.steps, self.trials,
+                self.score_noise,
+            )  # fmt: skip
         settings = {k: v for k, v in self.settings.items() if k != "epsilon"}
         settings |= {"noise_multiplier": sigma, "delta": plan.delta, "accountant": "rdp"}
         return replace(self, settings=settings)
@@ -171,6 +130,10 @@ class Search:
         """Return the search as JSON reads it: what the same command again must agree on."""
         values: dict[str, JsonValue] = json.loads(json.dumps(asdict(self), default=str))
         return values
+
+    def describe_number(self) -> str:
+        """Name the distribution of an accounted search's number of trials, which is no secret."""
+        return f"Poisson, mean {self.trials}"
 
     def _check_accounted(self) -> None:
         for name in self.space:
@@ -182,16 +145,14 @@ class Search:
         for name, why in _UNACCOUNTABLE.items():
             if self.settings.get(name) is not None:
                 raise ConfigError(f"{why}: leave {name} out of an accounted search")
-        configs = [self.config(stage, {}) for stage in self.stages()]
-        for config in configs:
-            if not config.private:
-                raise ConfigError(
-                    f"method {config.method} gives no privacy, so its trials cannot be accounted: "
-                    "leave it out"
-                )
+        config = self.config({})
+        if not config.private:
+            raise ConfigError(
+                f"method {config.method} gives no privacy, so its trials cannot be accounted: "
+                "leave it out"
+            )
         if self.score_noise is not None:
-            _check_unit(configs[0].unit or "record")
-        _ = self.selection  # refuses a wrong mean, shape or noise
+            _check_unit(config.unit or "record")
 
 
 def _check_unit(unit: str) -> None:
@@ -200,7 +161,3 @@ def _check_unit(unit: str) -> None:
             f"a noised score counts test records, of which one {unit} may have many: declare "
             "them public, or use the record as the unit"
         )
-
-
-def _has_lambda(method: str) -> bool:
-    return method in catalogue.METHODS and catalogue.METHODS[method].lam is not None

@@ -17,21 +17,16 @@ import math
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpbam._names import did_you_mean
-from dpbam.app.runs.config import ConfigError, RunConfig, read_file
-from dpbam.app.runs.own_code import check_code
+from dpbam.app.runs.config import ConfigError, RunConfig
 from dpbam.app.runs.settings import settings
 
 if TYPE_CHECKING:
     from numpy.random import Generator
 
-_NOT_VARIED = (
-    "data", "data_root", "feature_cache", "method", "budget", "seed", "noise_seed", "unit",
-    "model_options",
-)  # fmt: skip
+_NOT_VARIED = ("data", "method", "unit", "model_options")  # nor what distinguishes no runs
 
 
 @dataclass(frozen=True)
@@ -74,7 +69,11 @@ class Domain:
     @classmethod
     def parse(cls, name: str, text: str) -> Domain:
         """Parse the text after ``NAME=``."""
-        types = {one.name: one.type for one in settings(RunConfig) if one.name not in _NOT_VARIED}
+        types = {
+            one.name: one.type
+            for one in settings(RunConfig)
+            if one.policy.distinguishes and one.name not in _NOT_VARIED
+        }
         if name not in types:
             raise ConfigError(f"{name} cannot be varied: {did_you_mean(name, types)}")
         span, colon, mark = text.partition(":")
@@ -113,25 +112,21 @@ class Domain:
         return round(value) if self.integer else value
 
 
-def parse_space(texts: Iterable[str], file: Path | None = None) -> dict[str, Domain]:
-    """Parse ``NAME=...`` texts, which override those of a TOML file of names and texts.
+def parse_space(texts: Iterable[str]) -> dict[str, Domain]:
+    """Parse ``NAME=...`` texts; of two with one name the last counts.
 
     Example:
         >>> list(parse_space(["lr=1e-3..1e-1:log", "clip_norm=0.5,1"]))
         ['lr', 'clip_norm']
     """
-    texts_by_name: dict[str, str] = {}
-    for name, value in (read_file(file) if file is not None else {}).items():
-        choices = value if isinstance(value, list) else str(value).split(",")
-        for choice in choices:
-            check_code({name: choice}, (), file)
-        texts_by_name[name] = ",".join(map(str, choices))
+    space = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"--vary must be like lr=1e-4..1e-2:log, got {text!r}")
-        texts_by_name[name.strip().replace("-", "_")] = value.strip()
-    return {name: Domain.parse(name, text) for name, text in texts_by_name.items()}
+        name = name.strip().replace("-", "_")
+        space[name] = Domain.parse(name, value.strip())
+    return space
 
 
 def _read_value(text: str) -> object:

@@ -1,10 +1,21 @@
-"""The study of a search: its trials are drawn once, trained in run folders, and scored.
+"""The study of a search: its trials are drawn once, trained in run folders, scored, one released.
 
-``non-private/study.json`` has the search's settings and the hyper-parameters of every trial. All of
-them, and the number of trials of each stage, are drawn before the first training, from the system's
-entropy (from the seed, if the search has one). So trials are independent of one another and of the
-data, and the same command resumes: a trial that has a score is kept, one that has a run folder
-resumes from its last checkpoint, with the hyper-parameters that it had.
+====================================  ==================================================
+file                                  may be published
+====================================  ==================================================
+``result.json``                       yes: how it was paid for, and the best
+``best/``                             yes, all of it: the chosen model and its statement
+``non-private/study.json``            never: all trials, and how many there were
+``non-private/trials/NNNN``           no: each is marked by ``NOT-FOR-RELEASE.md``
+====================================  ==================================================
+
+All hyper-parameters, and the number of trials, are drawn before the first training,
+from the system's entropy (from the seed, if the search has one). So trials are independent of one
+another and of the data, and the same command resumes: a trial that has a score is kept, one that
+has a run folder resumes from its last checkpoint, with the hyper-parameters that it had.
+
+What is published is copied from the chosen trial's run folder, file by file, so that neither
+contents nor names reveal anything about other trials (index, number, folders, seeds, times).
 """
 
 from __future__ import annotations
@@ -12,26 +23,63 @@ from __future__ import annotations
 import math
 import random
 import secrets
+import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from pydantic import ConfigDict, JsonValue
 
-from dpbam.app.runs import ConfigError, RunFolder, RunResult, execute
-from dpbam.app.runs.documents import Document
-from dpbam.app.runs.files import locked, write_atomic
+from dpbam.app.runs import ConfigError, RunError, RunFolder, RunResult, execute
+from dpbam.app.runs.documents import Document, NotGiven, Statement
+from dpbam.app.runs.files import locked, write_atomic, write_json
+from dpbam.app.runs.folder import MARK, PUBLISHABLE
+from dpbam.app.runs.identity import today
 from dpbam.app.runs.pool import Send, run_tasks
-from dpbam.app.search.search import Search, Stage
-from dpbam.privacy.accounting import Charge
+from dpbam.app.runs.statement import write_statement
+from dpbam.app.search.search import Search
+from dpbam.app.search.selection import search_epsilon
+from dpbam.privacy.accounting import Charge, accountant_version, total_epsilon
 from dpbam.privacy.ledger import Ledger
+from dpbam.privacy.rounding import up
 from dpbam.tasks.scores import metric_label, metric_text
 
+BEST = "best"  # the folder that is published
 _README = """# Not to be published
 
 The folders here are the trials of a search, for its operator only. What may be published of them
 is copied into the folder best when the search has ended.
 """
+_NOT_FOR_RELEASE = """# Not for release
+
+This is a trial of a search. {why}
+Its privacy statement covers this training alone.
+"""
+_WHY = {
+    "accounted": f"The epsilon of the search holds if {BEST}/ alone is released.",
+    "nothing": "Every further trial that is published costs its own epsilon on top.",
+    "public": "It was made on data declared public or synthetic: releasing it would do no harm.",
+}
+_PUBLIC = "the search was made on data declared public or synthetic: it costs no privacy"
+_NOTHING = (
+    "NOT ACCOUNTED: the hyper-parameters were chosen by {trials} trainings on the same data, which "
+    "this epsilon does not cover; all of them together, were they published, cost epsilon {all}"
+)
+_ACCOUNTED = (
+    "accounted: this is the best of a random number of independent trials ({number}), of which the "
+    "others are not released; epsilon covers the whole search (Papernot and Steinke 2022){score}"
+)
+_PUBLIC_SCORE = ", given that the test records, by which the best was chosen, are public"
+_NOISED_SCORE = (
+    "; the score was the number of test records that a trial gets right, with Gaussian noise of "
+    "deviation {noise:g}, which epsilon covers, too"
+)
+_RDP_ALONE = (
+    "the epsilon of a search is by Renyi divergences, which have no distribution of the privacy "
+    "loss to take more from"
+)
+_ALL_EVALUATED = "Every trial of the search was evaluated on them, and this one chosen by that"
 
 
 class _OperatorsFile(Document):
@@ -47,7 +95,6 @@ class _OperatorsFile(Document):
 class Score(_OperatorsFile):
     """What a finished trial came to: the file ``NNNN.json`` next to its run folder."""
 
-    method: str
     number: int
     settings: dict[str, JsonValue]
     score: float
@@ -57,12 +104,62 @@ class Score(_OperatorsFile):
     seconds: float
     charges: tuple[Charge, ...]
 
+    def __str__(self) -> str:
+        """Return the score and the hyper-parameters, for the operator."""
+        values = [f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}"
+                  for k, v in self.settings.items()]  # fmt: skip
+        text = metric_text(self.metric, self.score)
+        return f"{metric_label(self.metric)} {text} ({', '.join(values)})"
+
 
 class StudyFile(_OperatorsFile):
-    """``study.json``: the search, and the hyper-parameters of every trial by method."""
+    """``study.json``: the search, and the hyper-parameters of every trial."""
 
     search: dict[str, JsonValue]
-    trials: dict[str, list[dict[str, JsonValue]]]
+    trials: list[dict[str, JsonValue]]
+
+
+def draw_study(search: Search) -> StudyFile:
+    """Draw the number of trials and the hyper-parameters of each.
+
+    Guarantee: K is drawn as the search states and the hyper-parameters as its space states,
+    independently of the data, before the first training.
+
+    Assumptions: none for the draw itself; that K stays secret is the operator's.
+
+    Proof: nothing here reads data; tests/app/search/test_search.py.
+    """
+    import numpy as np
+
+    generator = np.random.default_rng(_entropy(search, -2))
+    trials = [
+        {domain.name: domain.draw(generator) for domain in search.space.values()}
+        for _ in range(number_of_trials(search))
+    ]
+    return StudyFile.model_validate({"search": search.to_mapping(), "trials": trials})
+
+
+def number_of_trials(search: Search) -> int:
+    """Return K: as asked, or in an accounted search drawn from the system's entropy."""
+    import numpy as np
+
+    if not search.accounted:
+        return search.trials
+    return int(np.random.default_rng(_entropy(search, -1)).poisson(search.trials))
+
+
+def trial_seed(search: Search, number: int) -> int | None:
+    """Derive the seed of one trial of a seeded search, so that trials are independent."""
+    if search.seed is None:
+        return None
+    method = search.config({}).method
+    return random.Random(f"{search.seed} {method} {number}").getrandbits(48)
+
+
+def _entropy(search: Search, purpose: int) -> int:
+    """Return the seed of a draw: the system's entropy, unless the search has a seed."""
+    seed = trial_seed(search, purpose)
+    return secrets.randbits(128) if seed is None else seed
 
 
 class Study:
@@ -93,139 +190,50 @@ class Study:
                     f"{now.get(key)}): choose another --out"
                 )
 
-    def count(self, stage: Stage) -> int:
-        """Return K, the number of trials of a stage."""
-        return len(self.file.trials[stage.method])
+    def folder(self, number: int) -> RunFolder:
+        """Return a trial's run folder; its score is next to it, with the suffix .json."""
+        return RunFolder(self.inner / "trials" / f"{number:04d}")
 
-    def folder(self, method: str, number: int) -> Path:
-        """Return a trial's run folder; its score is next to it."""
-        return self.inner / "trials" / method / f"{number:04d}"
+    def scores(self) -> list[Score]:
+        """Return the finished trials, in order."""
+        files = [self._score_file(number) for number in range(len(self.file.trials))]
+        return [Score.read(path) for path in files if path.exists()]
 
-    def scores(self, stage: Stage) -> list[Score]:
-        """Return the finished trials of a stage, in order."""
-        paths = [self.score_file(stage, number) for number in range(self.count(stage))]
-        return [Score.read(path) for path in paths if path.exists()]
-
-    def missing(self, stage: Stage) -> list[int]:
-        """Return the numbers of the trials of a stage that have no score yet."""
-        return [k for k in range(self.count(stage)) if not self.score_file(stage, k).exists()]
-
-    def best(self, stage: Stage) -> Score | None:
-        """Return the trial with the best score, the first of a tie; None if there is none."""
-        return max(self.scores(stage), key=lambda trial: trial.score, default=None)
+    def missing(self) -> list[int]:
+        """Return the numbers of the trials that have no score yet."""
+        return [k for k in range(len(self.file.trials)) if not self._score_file(k).exists()]
 
     def lacking(self) -> str | None:
         """Say in one sentence which trials are missing; None if all are finished."""
-        for stage in self.search.stages():
-            if missing := len(self.missing(stage)):
-                return (
-                    f"{missing} of {self.count(stage)} trials of {stage.method} are missing: run "
-                    "the other shares, copy their folders non-private/trials into this one, and "
-                    "run the command again"
-                )
-        return None
+        if not (missing := self.missing()):
+            return None
+        return (
+            f"{len(missing)} of {len(self.file.trials)} trials are missing: run the other shares, "
+            "copy their folders non-private/trials into this one, and run the command again"
+        )
 
-    def do_trial(self, stage: Stage, number: int, log: Send) -> None:
+    def do_trial(self, number: int, log: Send) -> None:
         """Train a trial, or resume it, and write its score."""
-        search = self.search
-        # the first stage decides what later ones do not vary
-        first = search.stages()[0]
-        leader = None if stage == first else self.best(first)
-        varied = self.file.trials[stage.method][number]
-        settings = {**(leader.settings if leader else {}), **varied}
+        search, varied = self.search, self.file.trials[number]
         # trials with one seed would share initial weights and noise: each derives another
-        seeds: dict[str, int] = {}
         noise: random.Random = random.SystemRandom()
-        if search.seed is not None:
-            seeds = {"seed": trial_seed(search.seed, stage.method, number)}
-            noise = random.Random(f"score {search.seed} {stage.method} {number}")
-        folder = RunFolder(self.folder(stage.method, number))
-        config = search.config(stage, settings, **seeds)
+        config = search.config(varied)
+        if (seed := trial_seed(search, number)) is not None:
+            config = config.replace(seed=seed)
+            noise = random.Random(f"score {search.seed} {config.method} {number}")
+        folder = self.folder(number)
         result = execute(config, folder.path, resume=folder.started)
         trial = Score(
-            method=stage.method, number=number, settings=settings,
-            score=score(search, result, noise), metric=result.metric, epsilon=result.epsilon,
-            delta=result.delta, seconds=result.seconds,
+            number=number, settings=varied, score=score(search, result, noise),
+            metric=result.metric, epsilon=result.epsilon, delta=result.delta,
+            seconds=result.seconds,
             charges=tuple(Ledger(0.5, path=folder.ledger).charges()),  # also of steps a crash lost
         )  # fmt: skip
-        trial.write(self.score_file(stage, number))
-        shown = ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}"
-                          for k, v in varied.items())  # fmt: skip
-        metric = f"{metric_label(trial.metric)} {metric_text(trial.metric, trial.score)}"
-        log(f"{stage.method} trial {number + 1} of {self.count(stage)}: {metric} ({shown})")
+        trial.write(self._score_file(number))
+        log(f"trial {number + 1} of {len(self.file.trials)}: {trial}")
 
-    def score_file(self, stage: Stage, number: int) -> Path:
-        return self.folder(stage.method, number).with_suffix(".json")
-
-
-def do_trials(
-    search: Search,
-    out: Path,
-    *,
-    shard: tuple[int, int] = (1, 1),
-    workers: int = 1,
-    log: Callable[[str], None] = lambda line: None,
-) -> Study:
-    """Do the missing trials of all stages, resume unfinished ones, and return the study.
-
-    Args:
-        search: the search, calibrated.
-        out: its folder.
-        shard: (i, n): every n-th trial of a stage, from the i-th on. A stage whose other trials are
-            missing ends the call, since the next stage needs the best of all.
-        workers: trials at a time, each in its own process.
-        log: called with one line per finished trial.
-
-    Raises:
-        StoppedError: after Ctrl-C, when the trials in progress have saved.
-        RunError: if a trial fails; finished ones are kept.
-    """
-    study = Study(search, out)
-    first, machines = shard
-    trials = study.inner / "trials"
-    trials.mkdir(exist_ok=True)
-    write_atomic(trials / "README.md", _README)
-    busy = f"another process works on this share of the search in {out}"
-    with locked(study.inner / f".shard-{first}-of-{machines}.lock", busy=busy):
-        for stage in search.stages():
-            (trials / stage.method).mkdir(exist_ok=True)
-            share = [k for k in study.missing(stage) if k % machines == first - 1]
-            tasks = [partial(study.do_trial, stage, number) for number in share]
-            run_tasks(tasks, workers, on_message=lambda _, line: log(line))
-            if study.missing(stage):
-                break
-    return study
-
-
-def draw_study(search: Search) -> StudyFile:
-    """Draw the number of trials of each stage and the hyper-parameters of each trial.
-
-    Guarantee: K is drawn as ``search.selection`` states and the hyper-parameters as the search's
-    space states, independently of the data, before the first training.
-
-    Assumptions: none for the draw itself; that K stays secret is the operator's.
-
-    Proof: nothing here reads data; tests/app/search/test_search.py.
-    """
-    import numpy as np
-
-    trials = {}
-    for stage in search.stages():
-        generator = np.random.default_rng(_entropy(search, stage, -2))
-        trials[stage.method] = [
-            {domain.name: domain.draw(generator) for domain in stage.space.values()}
-            for _ in range(number_of_trials(search, stage))
-        ]
-    return StudyFile.model_validate({"search": search.to_mapping(), "trials": trials})
-
-
-def number_of_trials(search: Search, stage: Stage) -> int:
-    """Return K: as asked, or in an accounted search drawn from the system's entropy."""
-    import numpy as np
-
-    if not search.accounted:
-        return search.trials
-    return search.selection.draw(np.random.default_rng(_entropy(search, stage, -1)))
+    def _score_file(self, number: int) -> Path:
+        return self.folder(number).path.with_suffix(".json")
 
 
 def score(search: Search, result: RunResult, noise: random.Random) -> float:
@@ -242,13 +250,175 @@ def score(search: Search, result: RunResult, noise: random.Random) -> float:
     return (correct + noise.gauss(0.0, search.score_noise)) / last.records
 
 
-def trial_seed(seed: int, method: str, number: int) -> int:
-    """Derive the seed of one trial of a seeded search, so that trials are independent."""
-    return random.Random(f"{seed} {method} {number}").getrandbits(48)
+def do_trials(
+    search: Search,
+    out: Path,
+    *,
+    shard: tuple[int, int] = (1, 1),
+    workers: int = 1,
+    log: Callable[[str], None] = lambda line: None,
+) -> Study:
+    """Do the missing trials, resume unfinished ones, and return the study.
+
+    Args:
+        search: the search, calibrated.
+        out: its folder.
+        shard: (i, n): every n-th trial, from the i-th on.
+        workers: trials at a time, each in its own process.
+        log: called with one line per finished trial.
+
+    Raises:
+        StoppedError: after Ctrl-C, when the trials in progress have saved.
+        RunError: if a trial fails; finished ones are kept.
+    """
+    study = Study(search, out)
+    first, machines = shard
+    trials = study.inner / "trials"
+    trials.mkdir(exist_ok=True)
+    write_atomic(trials / "README.md", _README)
+    busy = f"another process works on this share of the search in {out}"
+    with locked(study.inner / f".shard-{first}-of-{machines}.lock", busy=busy):
+        share = [k for k in study.missing() if k % machines == first - 1]
+        tasks = [partial(study.do_trial, number) for number in share]
+        run_tasks(tasks, workers, on_message=lambda _, line: log(line))
+    return study
 
 
-def _entropy(search: Search, stage: Stage, purpose: int) -> int:
-    """Return the seed of a draw: the system's entropy, unless the search has a seed."""
-    if search.seed is None:
-        return secrets.randbits(128)
-    return trial_seed(search.seed, stage.method, purpose)
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search found.
+
+    Attributes:
+        study: the search and its trials.
+        best: the best trial of all; None if no trial was drawn.
+        epsilon: what publishing the best model costs: accounted, the whole search; otherwise that
+            training alone.
+        epsilon_of_all: what publishing all trials would cost; None in an accounted search.
+        delta: of both.
+    """
+
+    study: Study
+    best: Score | None
+    epsilon: float
+    epsilon_of_all: float | None
+    delta: float
+
+    @property
+    def trial(self) -> RunFolder | None:
+        """The run folder of the best trial: for the operator."""
+        return None if self.best is None else self.study.folder(self.best.number)
+
+    def statement(self) -> str:
+        """State in one sentence how the search was paid for."""
+        search = self.study.search
+        if search.pay == "public":
+            return _PUBLIC
+        if not search.accounted:
+            trials = len(self.study.file.trials)
+            return _NOTHING.format(trials=trials, all=up(self.epsilon_of_all or 0.0))
+        noise = search.score_noise
+        score = _PUBLIC_SCORE if noise is None else _NOISED_SCORE.format(noise=noise)
+        return _ACCOUNTED.format(number=search.describe_number(), score=score)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return plain values for ``result.json``: of the best trial alone."""
+        search, best = self.study.search, self.best
+        values: dict[str, object] = {
+            "format": 1,
+            "paid": search.pay,
+            "epsilon_covers_the_search": search.pay != "nothing",
+            "statement": self.statement(),
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "research_only": search.seed is not None,
+            "best": best and {"method": search.config({}).method, "score": best.score,
+                              **best.settings},
+            "folder": best and BEST,
+        }  # fmt: skip
+        if not search.accounted:
+            return values | {"epsilon_of_all_trials_together": self.epsilon_of_all}
+        return values | {
+            "accountant": accountant_version("rdp"),
+            "number_of_trials": f"secret, drawn from: {search.describe_number()}",
+            "noise_multiplier": search.settings["noise_multiplier"],
+            "score_noise": search.score_noise,
+        }
+
+
+def conclude(study: Study) -> SearchResult:
+    """Find the best trial and the cost, mark the others, and write ``result.json``.
+
+    Raises:
+        RunError: if trials are missing, such as those of another machine.
+    """
+    if lacking := study.lacking():
+        raise RunError(lacking)
+    search, trials = study.search, study.scores()
+    best = max(trials, key=lambda trial: trial.score, default=None)
+    charges = [charge for trial in trials for charge in trial.charges]
+    delta = trials[0].delta if trials else float(str(search.settings.get("delta", 0.0)))
+    if search.accounted:
+        epsilon, together = whole_epsilon(search, charges, delta), None
+    else:
+        epsilon = 0.0 if best is None else best.epsilon
+        together = total_epsilon(charges, delta, accountant="rdp")
+    result = SearchResult(study, best, epsilon, together, delta)
+    for trial in trials:
+        _mark(result, study.folder(trial.number))
+    _publish(result, study.out / BEST)
+    write_json(study.out / "result.json", result.to_dict())
+    return result
+
+
+def whole_epsilon(search: Search, charges: list[Charge], delta: float) -> float:
+    """Return epsilon of an accounted search whose trials have spent ``charges``."""
+    if not charges:
+        return 0.0
+    if len({(c.noise_multiplier, c.sampling_rate) for c in charges}) > 1:
+        raise RunError(
+            "the trials of an accounted search have several noise multipliers or sampling rates, "
+            "and only trials of one of each can be counted: start a new search with another --out"
+        )
+    # a trial that lost steps in a crash has spent more than planned: all count as the longest
+    longest = max(charges, key=lambda charge: charge.steps)
+    return search_epsilon(longest, delta, search.trials, search.score_noise)
+
+
+def _publish(result: SearchResult, best: Path) -> None:
+    """Copy what may be published of the chosen trial, with the statement about the search."""
+    shutil.rmtree(best, ignore_errors=True)
+    source = result.trial
+    if source is None:
+        return  # no trial was drawn
+    best.mkdir()
+    released = [
+        p.name for p in (source.statistics, source.class_counts, source.centre) if p.exists()
+    ]
+    for name in (source.weights.name, source.model.name, *released):
+        write_atomic(best / name, (source.path / name).read_bytes())
+    stored = Statement.read(source.statement_json)
+    note = f"{stored.evaluated_on.note}. {_ALL_EVALUATED}"
+    changes: dict[str, object] = {
+        "identity": stored.identity.model_copy(update={"date": today()}),  # of the search
+        "tuned_on": result.statement(),
+        "evaluated_on": stored.evaluated_on.model_copy(update={"note": note}),
+        "may_be_published": [*PUBLISHABLE, *released],
+        "may_be_published_if_the_test_records_are_not_sensitive": [],
+        "must_not_be_published": ["../non-private/"],
+    }
+    if result.study.search.accounted:
+        changes |= {"epsilon": result.epsilon, "accountant": accountant_version("rdp"),
+                    "trade_off": NotGiven(not_given=_RDP_ALONE)}  # fmt: skip
+    write_statement(RunFolder(best), stored.model_copy(update=changes))
+
+
+def _mark(result: SearchResult, folder: RunFolder) -> None:
+    """Mark a trial's folder; no trial of an accounted search may be published as it is."""
+    stored = Statement.read(folder.statement_json)
+    changes: dict[str, object] = {"tuned_on": result.statement()}
+    if result.study.search.accounted:
+        secret = dict.fromkeys([*stored.may_be_published, *stored.must_not_be_published])
+        changes |= {"may_be_published": [], "must_not_be_published": list(secret)}
+    write_statement(folder, stored.model_copy(update=changes))
+    why = _WHY[result.study.search.pay]
+    write_atomic(folder.path / MARK, _NOT_FOR_RELEASE.format(why=why))
