@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpbam.data import DataError, DataSet, Images, data_root, load
+from dpbam.data import DataError, DataSet, Images, data_root, from_arrays, load
 from dpbam.features import HEAD_SCALE, cached_features, make_features
+from reproduce.small_data import cifar10 as halved_cifar10
 from reproduce.small_data import pneumonia
 
 MOBILENET = "DPBAM_MOBILENET"
@@ -46,6 +47,19 @@ def cifar10(split: str) -> DataSet:
 def pneumonia_features(split: str) -> DataSet:
     """Return features of PneumoniaMNIST: 5,232 training images or 624 test images."""
     return _on_features(pneumonia(split))
+
+
+def cifar10_last_five(split: str) -> DataSet:
+    """Return the last five classes at 16x16: 1,000 training or all 1,000 test images of each.
+
+    The encoder of ``examples/public_encoder.py`` was trained on the first five.
+    """
+    images = halved_cifar10(split)
+    labels = np.asarray(images.labels)
+    rows = np.concatenate([np.flatnonzero(labels == k)[:1000] for k in range(5, 10)])
+    pixels, of_class = images.batch(np.sort(rows))
+    names = images.class_names[5:]
+    return from_arrays(pixels.numpy(), of_class.numpy() - 5, name=images.name, class_names=names)
 
 
 def _on_features(images: DataSet) -> DataSet:
