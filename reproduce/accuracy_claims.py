@@ -7,23 +7,28 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from dpbam.app.compare.statistics import LEVEL, Estimate, estimate
+from dpbam.app.compare.statistics import LEVEL, Estimate
 from dpbam.app.report.charts import Series, dots, lines
 from dpbam.app.report.figure import Figure
 from dpbam.app.runs import RunRecord
 from dpbam.privacy.rounding import up
 from reproduce import recipes
 from reproduce.claims import Claim
+from reproduce.drawings import with_zero_line
 from reproduce.outcome import (
+    LAST,
+    Arms,
     Outcome,
     Reading,
     Study,
     TextTable,
-    accuracy,
     bias_share,
     difference_of,
     mean_of,
+    over_cells,
     points,
+    readings,
+    shared_seeds,
 )
 
 METHODS = {
@@ -34,7 +39,6 @@ METHODS = {
     "dp-sat-tuned": "DP-SAT, lambda tuned",
     "bam-tuned": "BAM, lambda tuned",
 }
-LAST = ", last weights"
 _LAST_NOTE = (
     "Last weights: the same runs without the average of the weights, as in the paper. SD is from "
     "seed to seed."
@@ -61,7 +65,6 @@ _RIVALS = {
 }
 SAME_ACCURACY = 0.01  # the margin within which exact and approximate BAM are the same
 _GRADIENTS = {"bam": "approximate (Eq. 12)", "bam-exact": "exact (Eq. 11)"}
-Arms = Mapping[str, Mapping[int, RunRecord]]
 
 
 def table1(studies: Sequence[Study]) -> Outcome:
@@ -71,31 +74,25 @@ def table1(studies: Sequence[Study]) -> Outcome:
         "table1",
         "Table 1: test accuracy",
         tables=[
-            *(_accuracies(study, *each) for study in trained for each in _readings(study)),
+            *(_accuracies(study, *each) for study in trained for each in readings(study).items()),
             *(table for study in trained if (table := _lens(study)).rows),
         ],
         figures=[f for study in trained if (f := _differences_figure(study)) is not None],
-        claims=[c for study in trained for each in _readings(study) for c in _better(study, *each)],
+        claims=[
+            claim
+            for study in trained
+            for each in readings(study).items()
+            for claim in _better(study, *each)
+        ],
         notes=[
             "Mean over the seeds with its 95% t interval, in percent, and SD, next to the paper's "
             "mean and SD over three seeds. The paper's numbers are of full-size training: compare "
             "the differences, not the levels.",
-            *([_LAST_NOTE] if any(len(_readings(study)) > 1 for study in trained) else []),
+            *([_LAST_NOTE] if any(len(readings(study)) > 1 for study in trained) else []),
             *(note for study in trained for note in _floor_notes(study)),
         ],
         studies=studies,
     )
-
-
-def _readings(study: Study) -> list[tuple[str, Reading]]:
-    """The accuracy of the model handed out, and of the last weights where that is an average."""
-    averaged = all(record.last_accuracy is not None for record in study.records)
-    return [("", accuracy), *([(LAST, last_accuracy)] if averaged else [])]
-
-
-def last_accuracy(record: RunRecord) -> float:
-    assert record.last_accuracy is not None  # asked of runs with an average only
-    return record.last_accuracy
 
 
 def _accuracies(study: Study, which: str, reading: Reading) -> TextTable:
@@ -111,7 +108,7 @@ def _accuracies(study: Study, which: str, reading: Reading) -> TextTable:
                 points(mean), "" if mean.count < 2 else f"{100 * mean.deviation:.2f}",
                 paper_value(study.recipe.name, cell["epsilon"], arm), against, str(mean.count),
             ))  # fmt: skip
-    shown = f"accuracy{which}"
+    shown = f"accuracy, {which}" if which else "accuracy"
     header = ("data", "epsilon", "method", shown, "SD", "paper", "against DP-SGD", "seeds")
     return TextTable(header, rows)
 
@@ -157,7 +154,7 @@ def _better(study: Study, which: str, reading: Reading) -> list[Claim]:
 
 
 def _better_than(study: Study, one: str, other: str, which: str, reading: Reading) -> list[Claim]:
-    title = study.recipe.title.partition(" at ")[0].removeprefix("Accuracy on ") + which
+    title = study.recipe.title.partition(" at ")[0].removeprefix("Accuracy on ")
     claims, each = [], []
     for cell in study.recipe.cells():
         arms = study.arms(cell)
@@ -166,27 +163,34 @@ def _better_than(study: Study, one: str, other: str, which: str, reading: Readin
         each.append(arms)
         difference = difference_of(arms[one], arms[other], reading)
         place, missed = f"{title}, epsilon {up(cell['epsilon'])}", _missed(study, arms)
-        claims.append(_above(place, (one, other), difference, study, missed=missed))
-        if study.recipe.resolution and (one, other, which) == ("bam", "dp-sgd", ""):
+        claims.append(_above(place, (one, other), difference, study, which, missed=missed))
+        if study.recipe.resolution and (one, other) == ("bam", "dp-sgd") and which != LAST:
             claims.append(_same(place, difference, study.recipe.resolution, missed=missed))
     if len(each) > 1 and shared_seeds(each, one, other):
         difference = over_cells(each, one, other, reading)
         missed = any(_missed(study, arms) for arms in each)
         place = f"{title}, all epsilons"
-        claims.append(_above(place, (one, other), difference, study, missed=missed))
+        claims.append(_above(place, (one, other), difference, study, which, missed=missed))
     return claims
 
 
 def _above(
-    place: str, pair: tuple[str, str], difference: Estimate, study: Study, *, missed: bool
+    place: str,
+    pair: tuple[str, str],
+    difference: Estimate,
+    study: Study,
+    which: str,
+    *,
+    missed: bool,
 ) -> Claim:
     one, other = (METHODS[arm] for arm in pair)
     said = f"{one}, is" if "," in one else f"{one} is"
-    text = f"{place}: {said} more accurate than {other}"
+    statement = f"{said} more accurate than {other}"
     papers = pair[0].startswith("bam") and _is_papers(study) and "all epsilons" not in place
     return Claim(
-        text, "above", difference, "points", floor_missed=missed,
-        resolution=study.recipe.resolution, paper="Table 1" if papers else "",
+        f"{place}{f', {which}' * bool(which)}: {statement}", "above", difference, "points",
+        floor_missed=missed, resolution=study.recipe.resolution, reading=which,
+        paper="Table 1" * papers, headline=f"{place}: {statement}" * papers,
     )  # fmt: skip
 
 
@@ -198,19 +202,6 @@ def _is_papers(study: Study) -> bool:
 def _same(place: str, difference: Estimate, margin: float, *, missed: bool) -> Claim:
     text = f"{place}: BAM and DP-SGD differ by less than {100 * margin:g} points"
     return Claim(text, "same", difference, "points", margin, floor_missed=missed)
-
-
-def over_cells(cells: Sequence[Arms], one: str, other: str, reading: Reading) -> Estimate:
-    """Average each seed's difference over the grid, then estimate the mean over the seeds."""
-    return estimate([
-        sum(reading(a[one][seed]) - reading(a[other][seed]) for a in cells) / len(cells)
-        for seed in shared_seeds(cells, one, other)
-    ])  # fmt: skip
-
-
-def shared_seeds(cells: Sequence[Arms], one: str, other: str) -> list[int]:
-    """The seeds that both arms have in all cells."""
-    return sorted(set.intersection(*(set(arms[a]) for arms in cells for a in (one, other))))
 
 
 def _missed(study: Study, arms: Arms) -> bool:
@@ -258,24 +249,16 @@ def exact(studies: Sequence[Study]) -> Outcome:
              str(len(by_seed)))
             for arm, by_seed in arms.items()
         ]  # fmt: skip
-        if set(arms.get("bam", {})) & set(arms.get("bam-exact", {})):
-            difference = difference_of(arms["bam-exact"], arms["bam"])
-            text = (
-                f"Epsilon {epsilon}: the approximation of BAM costs no accuracy: exact BAM differs "
-                "by less than a point"
-            )
-            resolution = study.recipe.resolution
-            claims.append(
-                Claim(
-                    text,
-                    "same",
-                    difference,
-                    "points",
-                    SAME_ACCURACY,
-                    resolution=resolution,
-                    paper="Section 6",
-                )
-            )
+        if not shared_seeds([arms], "bam", "bam-exact"):
+            continue
+        statement = "exact BAM is as accurate as its approximation, to within a point"
+        for which, reading in readings(study).items():
+            difference = difference_of(arms["bam-exact"], arms["bam"], reading)
+            claims.append(Claim(
+                f"Epsilon {epsilon}{f', {which}' * bool(which)}: {statement}", "same", difference,
+                "points", SAME_ACCURACY, resolution=study.recipe.resolution, reading=which,
+                paper="Section 6", headline=f"CIFAR-10, epsilon {epsilon}: {statement}",
+            ))  # fmt: skip
     return Outcome(
         "exact",
         "Exact against approximate BAM",
@@ -363,7 +346,7 @@ def _differences_figure(study: Study) -> Figure | None:
         "", 0, [name for name, _ in rows], tuple(100 * e.mean for _, e in rows),
         tuple(100 * e.low for _, e in rows), tuple(100 * e.high for _, e in rows),
     )  # fmt: skip
-    panel = dots("", "points above DP-SGD", [values], percent=False)
+    panel = with_zero_line(dots("", "points above DP-SGD", [values], percent=False))
     return Figure(
         study.recipe.name, study.recipe.title,
         "Paired differences in test accuracy to DP-SGD, mean and 95% t interval over the seeds.",

@@ -19,8 +19,9 @@ from dpbam.app.report.bias_figures import Builder, bias
 from dpbam.app.report.figure import Figure
 from dpbam.app.runs import RunRecord
 from reproduce import drawings
-from reproduce.claims import Claim
+from reproduce.claims import Claim, Kind
 from reproduce.outcome import (
+    Arms,
     Outcome,
     Reading,
     Study,
@@ -34,7 +35,6 @@ from reproduce.outcome import (
 PLAIN, OWN = "non_private_against_plain", "non_private_against_own"
 SAME_BIAS = 0.1  # of DP-SGD's: by what DP-SAT's may differ and be called the same
 PUBLIC = "CIFAR-10 is public, so what was measured without noise may be shown."
-By = Mapping[str, Mapping[int, RunRecord]]
 
 
 def last_quarter(record: RunRecord, key: str, reading: str = PLAIN) -> float:
@@ -79,8 +79,8 @@ def _less_bias(study: Study, *, is_last: bool) -> list[Claim]:
     for arm in _others(arms, "bam"):
         less = difference_of(arms[arm], arms["dp-sgd"], _late("bias"))
         papers = is_last and next(iter(_others(arms, "bam"))) == arm
-        text = f"{net}, {arm}: BAM has less bias than DP-SGD"
-        claims.append(Claim(text, "below", less, paper="Figure 2" if papers else ""))
+        statement = "BAM has less bias than DP-SGD"
+        claims.append(_of_paper(f"{net}, {arm}", statement, "below", less, "Figure 2" * papers))
         for text, key, reference in (
             ("also relative to the gradient's length", "relative_bias", PLAIN),
             ("against its own unclipped gradient", "bias", OWN),
@@ -96,18 +96,28 @@ def _less_bias(study: Study, *, is_last: bool) -> list[Claim]:
     for arm in _others(arms, "dp-sat"):
         same = difference_of(arms[arm], arms["dp-sgd"], _late("bias"))
         margin = SAME_BIAS * mean_of(arms["dp-sgd"], _late("bias")).mean
-        text = f"{net}: DP-SAT has the same bias as DP-SGD, to within 10%"
-        claims.append(Claim(text, "same", same, margin=margin, paper="Figure 2" if is_last else ""))
+        statement = "DP-SAT has the same bias as DP-SGD, to within 10%"
+        claims.append(_of_paper(net, statement, "same", same, "Figure 2" * is_last, margin))
     return claims
 
 
-def _has(arms: By, reference: str) -> bool:
+def _of_paper(
+    place: str, statement: str, kind: Kind, difference: Estimate, paper: str, margin: float = 0.0
+) -> Claim:
+    """Return a claim that is on the first page, without its place, if the paper makes it."""
+    return Claim(
+        f"{place}: {statement}" if place else statement, kind, difference, margin=margin,
+        paper=paper, headline=statement if paper else "",
+    )  # fmt: skip
+
+
+def _has(arms: Arms, reference: str) -> bool:
     """Whether all runs have measured against this gradient."""
     rows = (row for by in arms.values() for r in by.values() for row in r.non_private_bias)
     return all(row.get(reference) is not None for row in rows)
 
 
-def overview(arms: By, name: str = "arm") -> TextTable:
+def overview(arms: Arms, name: str = "arm") -> TextTable:
     """Tabulate all measurements of a study, one row per arm: means over the seeds.
 
     Accuracy in percent; its paired difference to the first arm in points, with its interval.
@@ -142,13 +152,13 @@ def figure4(studies: Sequence[Study]) -> Outcome:
     sat = next(iter(_others(ascending, "dp-sat")), None)
     for arm in _others(ascending, "bam") if sat else ():
         difference = difference_of(ascending[arm], ascending[sat or ""], alignment)
-        text = f"{arm}: BAM's ascent is better aligned with SAM's than DP-SAT's"
-        papers = "Figure 4" if arm == next(iter(_others(ascending, "bam"))) else ""
-        claims.append(Claim(text, "above", difference, paper=papers))
+        statement = "BAM's ascent is better aligned with SAM's than DP-SAT's (cosine)"
+        papers = arm == next(iter(_others(ascending, "bam")))
+        claims.append(_of_paper(arm, statement, "above", difference, "Figure 4" * papers))
     if sat:
         cosine = mean_of(ascending[sat], alignment)
-        text = "DP-SAT's ascent points against SAM's"
-        claims.append(Claim(text, "below", cosine, paper="Figure 4"))
+        statement = "DP-SAT's ascent points against SAM's (cosine)"
+        claims.append(_of_paper("", statement, "below", cosine, "Figure 4"))
     return Outcome(
         "fig4", "Figure 4: alignment of the ascent step",
         tables=[_readings(ascending, rows)],
@@ -171,7 +181,7 @@ def figure5(studies: Sequence[Study]) -> Outcome:
     text = "Bigger batches have less bias: ln(bias) falls with ln(batch size)"
     studies = [at_shared_epochs(study) for study in studies]
     slopes = _slopes(studies[0], lambda r: math.log(_all(r, "bias")))
-    claims = [Claim(text, "below", estimate(slopes), paper="Figure 5")] if slopes else []
+    claims = [_of_paper("", text, "below", estimate(slopes), "Figure 5")] if slopes else []
     return _by_size("fig5", "Figure 5: bias against the batch size", "bias", studies, claims)
 
 
@@ -180,7 +190,7 @@ def figure6(studies: Sequence[Study]) -> Outcome:
     text = "Bigger batches have a better direction: the cosine rises with ln(batch size)"
     studies = [at_shared_epochs(study) for study in studies]
     slopes = _slopes(studies[0], lambda r: _all(r, "cosine"))
-    claims = [Claim(text, "above", estimate(slopes), paper="Figure 6")] if slopes else []
+    claims = [_of_paper("", text, "above", estimate(slopes), "Figure 6")] if slopes else []
     return _by_size("fig6", "Figure 6: direction against the batch size", "cosine", studies, claims)
 
 
@@ -241,9 +251,12 @@ def flatness(studies: Sequence[Study]) -> Outcome:
     claims = []
     for arm in (*_others(arms, "bam"), *_others(arms, "dp-sat")):
         difference = difference_of(arms[arm], arms["dp-sgd"], readings["largest eigenvalue"])
-        text = f"{arm}: its minima are flatter than DP-SGD's (largest eigenvalue of the Hessian)"
-        papers = "Appendix C" if arm in _others(arms, "bam")[-1:] else ""
-        claims.append(Claim(text, "below", difference, paper=papers))
+        method = "BAM" if arm in _others(arms, "bam") else "DP-SAT"
+        statement = (
+            f"{method}'s minima are flatter than DP-SGD's (largest eigenvalue of the Hessian)"
+        )
+        papers = arm in _others(arms, "bam")[-1:]
+        claims.append(_of_paper(arm, statement, "below", difference, "Appendix C" * papers))
     return Outcome(
         "flatness", "Flatness of the minima",
         tables=[_readings(arms, readings)],
@@ -272,13 +285,13 @@ def _method(by_seed: Mapping[int, RunRecord]) -> str:
     return str(next(iter(by_seed.values())).config["method"])
 
 
-def _others(arms: By, method: str) -> list[str]:
+def _others(arms: Arms, method: str) -> list[str]:
     """The arms of a method that share a seed with DP-SGD, or with the first arm without it."""
     base = set(arms.get("dp-sgd", next(iter(arms.values()), {})))
     return [arm for arm, by in arms.items() if _method(by) == method and base & set(by)]
 
 
-def _readings(arms: By, readings: Mapping[str, Reading]) -> TextTable:
+def _readings(arms: Arms, readings: Mapping[str, Reading]) -> TextTable:
     """One row per arm, one column per reading."""
     rows = []
     for arm, by_seed in arms.items():

@@ -44,6 +44,8 @@ class Claim:
         floor_missed: whether the baseline is not above its floor.
         resolution: the largest half-width of the interval that allows a verdict; None: any.
         paper: the part of the paper that claims it; empty: a question of this study.
+        headline: the claim on the first page of results; empty: it is on the details' page alone.
+        reading: of accuracies: "last weights" or "averaged weights".
     """
 
     text: str
@@ -55,6 +57,8 @@ class Claim:
     floor_missed: bool = False
     resolution: float | None = None
     paper: str = ""
+    headline: str = ""
+    reading: str = ""
 
     @property
     def verdict(self) -> Verdict:

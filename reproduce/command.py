@@ -57,7 +57,8 @@ def run(
     docs: Annotated[
         Path | None,
         typer.Option(
-            help="Also write results.md here, and the study pages into ../reproduce/pages."
+            help="With all: also write results.md here, and the details into ../reproduce/pages. "
+            "With bias-methods or laptop: the page of its own."
         ),
     ] = None,
     pneumonia: Annotated[
@@ -106,6 +107,8 @@ def run(
     if (experiment is None) == (recipe is None):
         raise ArgumentError("give an experiment, such as table1, or a recipe with --recipe FILE")
     names = [] if experiment is None else chosen(experiment, scale)
+    if docs is not None:
+        _check_docs(experiment, seeds)
     recipes = recipes_of(names, scale) if recipe is None else [_own(recipe)]
     if pneumonia is not None:
         _set_pneumonia(pneumonia)
@@ -125,7 +128,7 @@ def run(
         return
     _report(names, scale, out, seeds)
     if docs is not None:
-        _write_page(experiment, out, docs, seeds)
+        _write_pages(experiment, out, docs)
 
 
 def _own(path: Path) -> Recipe:
@@ -200,23 +203,37 @@ def _report(names: list[str], scale: str, out: Path, seeds: int | None) -> None:
         screen.print(f"Written: {', '.join(str(p) for p in paths)}", markup=False, soft_wrap=True)
 
 
-def _write_page(experiment: str, out: Path, docs: Path, seeds: int | None) -> None:
-    """Write the page with all its scales, whichever was just reported; or one of its own."""
+def _check_docs(experiment: str | None, seeds: int | None) -> None:
+    """Refuse to write pages from one experiment or from some of the seeds alone."""
+    from reproduce.index import ALL, EXPERIMENTS
+
+    with_pages = [ALL, *(name for name, each in EXPERIMENTS.items() if each.page is not None)]
+    if experiment not in with_pages:
+        raise ArgumentError(
+            f"--docs writes pages about several experiments, not about {experiment or 'a recipe'} "
+            f"alone: give {', '.join(with_pages[:-1])} or {with_pages[-1]} in its place"
+        )
+    if seeds is not None:
+        raise ArgumentError("--docs writes pages of all seeds: leave out --seeds")
+
+
+def _write_pages(experiment: str, out: Path, docs: Path) -> None:
+    """Write the pages of all experiments at all scales, or the page of one that has its own."""
     from reproduce.index import ALL, EXPERIMENTS, PAPERS, outcome, outcomes
     from reproduce.results_page import PAGE_SCALES, STUDIES, write_figures, write_pages
 
-    if experiment != ALL and (write := EXPERIMENTS[experiment].page) is not None:
-        scale = EXPERIMENTS[experiment].scales[0]
-        result = outcome(experiment, scale, out, seeds)
-        if result is not None:
-            write_figures(result, docs.parent / STUDIES / scale, formats=(".svg",))
-            path = docs.parent / (EXPERIMENTS[experiment].page_path or f"{STUDIES}/{experiment}.md")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(path, write(result))
-            console().print(f"Written: {path}", markup=False, soft_wrap=True)
+    if experiment == ALL:
+        paths = write_pages({scale: outcomes(PAPERS, scale, out) for scale in PAGE_SCALES}, docs)
+        console().print(f"Written: {', '.join(map(str, paths))}", markup=False, soft_wrap=True)
         return
-    paths = write_pages({s: outcomes(PAPERS, s, out, seeds) for s in PAGE_SCALES}, docs)
-    console().print(f"Written: {', '.join(map(str, paths))}", markup=False, soft_wrap=True)
+    chosen, scale = EXPERIMENTS[experiment], EXPERIMENTS[experiment].scales[0]
+    result = outcome(experiment, scale, out)
+    if result is not None and chosen.page is not None:
+        write_figures(result.figures, docs.parent / STUDIES / scale, formats=(".svg",))
+        path = docs.parent / (chosen.page_path or f"{STUDIES}/{experiment}.md")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, chosen.page(result))
+        console().print(f"Written: {path}", markup=False, soft_wrap=True)
 
 
 def _show(result: Outcome) -> None:

@@ -155,12 +155,13 @@ def figure3(result: Mapping[str, Any], studies: Sequence[Study] = ()) -> Outcome
         for other in ("dp-sgd", "dp-sat"):
             text = f"{NAMES[bam]} takes longer than {NAMES[other]} (ln of the ratio)"
             ratio = _log_ratio(seconds[bam], seconds[other])
-            place = "Figure 3" if other == "dp-sgd" else ""
-            claims.append(Claim(text, "above", ratio, over="trials", paper=place))
+            papers = other == "dp-sgd"
+            claims.append(Claim(text, "above", ratio, over="trials", paper="Figure 3" * papers,
+                                headline=text * papers))  # fmt: skip
         growth = _exponents(seconds[bam])
         shown = estimate([value - LINEAR for value in growth])
         text = f"{NAMES[bam]} grows at most linearly: its exponent of the depth is below {LINEAR:g}"
-        claims.append(Claim(text, "below", shown, over="trials", paper="Figure 3"))
+        claims.append(Claim(text, "below", shown, over="trials", paper="Figure 3", headline=text))
     return Outcome(
         "fig3", "Figure 3: time of a step against depth",
         tables=[_table(seconds, depths)],

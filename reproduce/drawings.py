@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from dpbam.app.report.bias_figures import (
@@ -62,6 +63,22 @@ class Scene(NamedTuple):
     trail: Sequence[Point] = ()
     colour: int = 0
     notes: Sequence[str] = ()
+
+
+def with_zero_line(panel: Panel) -> Panel:
+    """Return the panel of dots with a dashed line at zero, and its names whole."""
+    at_zero = {"x": {"datum": 0, "type": "quantitative"}, "y": {"value": 0},
+               "y2": {"value": "height"}, "yOffset": {"value": 0},
+               "color": {"value": "currentColor"}}  # fmt: skip
+    dashed = {"type": "rule", "strokeDash": [5, 4], "opacity": 0.6}
+    line = {"data": {"values": [{}]}, "mark": dashed, "encoding": at_zero}
+    names = {**panel.view["encoding"]["y"], "axis": {"labelLimit": 400}}
+    view = {
+        **panel.view,
+        "encoding": {**panel.view["encoding"], "y": names},
+        "layer": [*panel.view["layer"], line],
+    }
+    return replace(panel, view=view)
 
 
 def arrow_panels(scenes: Sequence[Scene]) -> list[Panel]:

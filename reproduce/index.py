@@ -11,7 +11,7 @@ from reproduce import (
     accuracy_claims,
     bias_claims,
     encoder_claims,
-    group_claims,
+    groups,
     laptop_page,
     pooled,
     rivals,
@@ -92,14 +92,18 @@ EXPERIMENTS: dict[str, Experiment] = {
             "other-digits",
             "other-small-cnn",
             "long-small-cnn",
+            "long-small-cnn-more",
             "long-mlp",
+            "long-mlp-more",
         ),
     ),
     "exact": _of("exact", accuracy_claims.exact),
     "lambda": _of("lambda", accuracy_claims.sweep),
     "flatness": Experiment(bias_claims.flatness, pocket=("methods",), full=("methods",)),
-    "groups": Experiment(group_claims.whom, desk=("imbalanced",)),
-    "encoders": Experiment(encoder_claims.encoders, desk=("encoder-cifar10", "encoder-pneumonia")),
+    "groups": Experiment(groups.whom, desk=("imbalanced",)),
+    "encoders": Experiment(
+        encoder_claims.encoders, desk=("encoder-cifar10", "encoder-pneumonia", "encoder-lora")
+    ),
     "bias-methods": Experiment(
         rivals.bias_methods, desk=("tune-bias-methods", "bias-methods"), page=rivals.page
     ),

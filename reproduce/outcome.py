@@ -98,10 +98,41 @@ class Outcome:
 
 
 Reading = Callable[[RunRecord], float]
+Arms = Mapping[str, Mapping[int, RunRecord]]
+LAST, AVERAGED = "last weights", "averaged weights"
 
 
 def accuracy(record: RunRecord) -> float:
     return record.accuracy
+
+
+def last_accuracy(record: RunRecord) -> float:
+    assert record.last_accuracy is not None  # asked of runs with an average only
+    return record.last_accuracy
+
+
+#: The two readings of a run that averages its weights: as in the paper, and of the average.
+READINGS: dict[str, Reading] = {LAST: last_accuracy, AVERAGED: accuracy}
+
+
+def readings(study: Study) -> dict[str, Reading]:
+    """Return both readings of a study whose runs average their weights, else the accuracy."""
+    if study.records and all(record.last_accuracy is not None for record in study.records):
+        return READINGS
+    return {"": accuracy}
+
+
+def shared_seeds(cells: Sequence[Arms], one: str, other: str) -> list[int]:
+    """Return the seeds that both arms have in all cells."""
+    return sorted(set.intersection(*(set(arms.get(a, {})) for arms in cells for a in (one, other))))
+
+
+def over_cells(cells: Sequence[Arms], one: str, other: str, reading: Reading) -> Estimate:
+    """Average each seed's difference over the cells, then estimate the mean over the seeds."""
+    return estimate([
+        fmean(reading(arms[one][seed]) - reading(arms[other][seed]) for arms in cells)
+        for seed in shared_seeds(cells, one, other)
+    ])  # fmt: skip
 
 
 def mean_of(by_seed: Mapping[int, RunRecord], reading: Reading = accuracy) -> Estimate:

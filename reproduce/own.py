@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dpbam.app.runs import RunRecord, places
-from reproduce.accuracy_claims import last_accuracy
+from dpbam.app.runs import places
 from reproduce.claims import Claim
 from reproduce.outcome import (
+    Arms,
     Outcome,
     Reading,
     Study,
     TextTable,
-    accuracy,
     difference_of,
     mean_of,
     points,
+    readings,
+    shared_seeds,
 )
-
-Arms = Mapping[str, Mapping[int, RunRecord]]
 
 
 def judge(study: Study) -> Outcome:
@@ -28,25 +27,20 @@ def judge(study: Study) -> Outcome:
     base = next(iter(study.recipe.arms))
     for cell in study.recipe.cells():
         arms = study.arms(cell)
-        for name, reading in readings(study).items():
+        for which, reading in readings(study).items():
+            place = _place(cell, which)
             for arm, by_seed in arms.items():
-                difference = ""
-                if arm != base and len(set(by_seed) & set(arms.get(base, {}))) > 1:
-                    estimate = difference_of(by_seed, arms[base], reading)
-                    difference = points(estimate, signed=True, digits=2)
-                    text = f"{_place(cell)}{name}: {arm} is more accurate than {base}"
-                    claims.append(
-                        Claim(
-                            text,
-                            "above",
-                            estimate,
-                            "points",
-                            floor_missed=_is_below_floor(study, arms, base, reading),
-                            resolution=study.recipe.resolution,
-                        )
-                    )
-                rows.append((_place(cell) + name, arm, points(mean_of(by_seed, reading)),
-                             difference, str(len(by_seed))))  # fmt: skip
+                against = ""
+                if arm != base and len(shared_seeds([arms], arm, base)) > 1:
+                    difference = difference_of(by_seed, arms[base], reading)
+                    against = points(difference, signed=True, digits=2)
+                    claims.append(Claim(
+                        f"{place}: {arm} is more accurate than {base}", "above", difference,
+                        "points", floor_missed=_is_below_floor(study, arms, base, reading),
+                        resolution=study.recipe.resolution,
+                    ))  # fmt: skip
+                level = points(mean_of(by_seed, reading))
+                rows.append((place, arm, level, against, str(len(by_seed))))
     return Outcome(
         study.recipe.name,
         study.recipe.title,
@@ -60,15 +54,8 @@ def judge(study: Study) -> Outcome:
     )
 
 
-def readings(study: Study) -> dict[str, Reading]:
-    """Return the accuracy of the model handed out, and of the last weights where it is a mean."""
-    if study.records and all(record.last_accuracy is not None for record in study.records):
-        return {"averaged weights": accuracy, "last weights": last_accuracy}
-    return {"accuracy": accuracy}
-
-
-def _place(cell: Mapping[str, Any]) -> str:
-    return "".join(f"{place}, " for place in places(cell))
+def _place(cell: Mapping[str, Any], which: str) -> str:
+    return ", ".join([*places(cell), which or "accuracy"])
 
 
 def _is_below_floor(study: Study, arms: Arms, base: str, reading: Reading) -> bool:

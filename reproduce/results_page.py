@@ -10,15 +10,24 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from dpbam.app.report.figure import Figure
 from dpbam.app.runs.files import write_atomic, write_json
 from reproduce.claims import Claim, count_verdicts
 from reproduce.outcome import Outcome, TextTable
-from reproduce.summary import paper_table, paragraph
+from reproduce.summary import figures, headlines, paper_table, paragraph, question_table
 from reproduce.when import RULE
 
 FORMATS = (".svg", ".png")
 
 _TITLE = "# What BAM is worth: the paper's claims, measured"
+_CLAIMS = """\
+A claim is *reproduced* if the 95% interval of the paired difference supports it, *not reproduced*
+if it contradicts it, and *inconclusive* otherwise ([more](#how-a-verdict-is-read)). Accuracies are
+in points. Figures 4 to 6 are of an MLP, Appendix C of a test of the machinery; the rest of
+ResNet-9 at a quarter of its width."""
+_QUESTIONS = """\
+Differences in accuracy, in points. All but the first row were planned before their runs: the plans
+stand in the recipes. *Not shown* means that the interval contains 0."""
 _READING = """\
 ## How a verdict is read
 Runs of one seed share training data, initial weights and batches, which is checked, but not noise.
@@ -91,7 +100,6 @@ PAGE_SCALES = tuple(_SCALES)
 STUDIES = "reproduce/pages"
 #: Scales whose page has pictures; that of a test of the machinery has tables alone.
 PICTURED = ("desk",)
-OPENING = (("pooled", "pooled"), ("fig2", "fig2-resnet9"), ("fig2", "fig2"))
 Outcomes = Mapping[str, Outcome | None]
 
 
@@ -100,9 +108,9 @@ def write_outcome(outcome: Outcome, folder: Path, scale: str = "pocket") -> list
     folder.mkdir(parents=True, exist_ok=True)
     data, text = folder / f"{outcome.name}.json", folder / f"{outcome.name}.md"
     write_json(data, outcome.to_dict())
-    figures = write_figures(outcome, folder)
+    pictures = write_figures(outcome.figures, folder)
     write_atomic(text, section(outcome, "", scale))
-    return [data, text, *figures]
+    return [data, text, *pictures]
 
 
 def write_pages(by_scale: Mapping[str, Outcomes], docs: Path) -> list[Path]:
@@ -111,7 +119,8 @@ def write_pages(by_scale: Mapping[str, Outcomes], docs: Path) -> list[Path]:
     for scale in PICTURED:
         for outcome in by_scale.get(scale, {}).values():
             if outcome is not None:
-                write_figures(outcome, studies / scale, formats=(".svg",))
+                write_figures(outcome.figures, studies / scale, formats=(".svg",))
+    write_figures(figures(by_scale.get("desk", {})), studies, formats=(".svg",))
     paths = []
     for name, text in pages(by_scale).items():
         paths.append(docs.parent / name)
@@ -120,8 +129,10 @@ def write_pages(by_scale: Mapping[str, Outcomes], docs: Path) -> list[Path]:
     return paths
 
 
-def write_figures(outcome: Outcome, folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    return [f.save(folder / f"{f.name}{end}") for f in outcome.figures for end in formats]
+def write_figures(
+    drawn: Sequence[Figure], folder: Path, formats: Sequence[str] = FORMATS
+) -> list[Path]:
+    return [f.save(folder / f"{f.name}{end}") for f in drawn for end in formats]
 
 
 def pages(by_scale: Mapping[str, Outcomes]) -> dict[str, str]:
@@ -137,21 +148,19 @@ def pages(by_scale: Mapping[str, Outcomes]) -> dict[str, str]:
 
 
 def first_page(by_scale: Mapping[str, Outcomes]) -> str:
-    """Return the answer in a paragraph, two figures, the paper's claims, and the rule."""
+    """Return the answer in a paragraph, two figures, the paper's claims, and our own questions."""
     desk = by_scale.get("desk", {})
-    figures = {
-        (name, figure.name): figure
-        for name, outcome in desk.items()
-        if outcome is not None
-        for figure in outcome.figures
-    }
-    chosen = [(key, figures[key]) for key in OPENING if key in figures][:2]
+    claims = headlines(list(by_scale.values()))
     parts = [_TITLE, _wrapped(paragraph(desk))]
-    parts += [f"![{f.caption}](../{STUDIES}/desk/{f.name}.svg)\n\n*{f.caption}*" for _, f in chosen]
-    parts.append("## The paper's claims")
-    parts.append(paper_table(list(by_scale.values())).to_markdown())
+    for figure in figures(desk):
+        picture = f"![{figure.title}](../{STUDIES}/{figure.name}.svg)"
+        parts += [picture, _wrapped(f"*{figure.caption}*")]
+    parts += ["## The paper's claims", _CLAIMS, paper_table(claims).to_markdown()]
+    questions = question_table(claims)
+    if questions.rows:
+        parts += ["## Where BAM might gain", _QUESTIONS, questions.to_markdown()]
     if desk.get("when"):
-        parts += ["## When BAM helps", *map(_wrapped, RULE)]
+        parts += ["## What to do", RULE]
     return "\n\n".join([*parts, _READING + "\n" + _DETAILS])
 
 
@@ -163,8 +172,8 @@ def _of_scale(scale: str, outcomes: Outcomes) -> str:
         parts.append(f"No record yet: {', '.join(empty)}.\n")
     if any(one.claims for one in reported):
         parts.append(_verdicts({one.name: list(one.claims) for one in reported}))
-    figures = f"{scale}/" if scale in PICTURED else None
-    return "\n".join([*parts, *(section(one, figures, scale) for one in reported)])
+    folder = f"{scale}/" if scale in PICTURED else None
+    return "\n".join([*parts, *(section(one, folder, scale) for one in reported)])
 
 
 def _verdicts(claims: Mapping[str, list[Claim]]) -> str:
@@ -182,17 +191,17 @@ def claims_table(claims: Mapping[str, list[Claim]]) -> str:
     return TextTable(("", "claim", "verdict", "difference"), rows).to_markdown()
 
 
-def section(outcome: Outcome, figures: str | None, scale: str = "pocket") -> str:
+def section(outcome: Outcome, folder: str | None, scale: str = "pocket") -> str:
     """Return the part of one experiment.
 
-    ``figures`` is the path from the page to its figures; None leaves them out. A page of its own,
+    ``folder`` is the path from the page to its figures; None leaves them out. A page of its own,
     with the figures next to it, also has the claims.
     """
     parts = [f"## {outcome.title}"]
-    if figures is not None:
-        parts += [f"![{figure.caption}]({figures}{figure.name}.svg)" for figure in outcome.figures]
+    if folder is not None:
+        parts += [f"![{figure.caption}]({folder}{figure.name}.svg)" for figure in outcome.figures]
     parts += [table.to_markdown() for table in outcome.tables]
-    if outcome.claims and figures == "":
+    if outcome.claims and folder == "":
         parts.append(claims_table({outcome.name: list(outcome.claims)}))
     parts += [_wrapped(note) for note in outcome.notes]
     parts.append(_provenance(outcome, scale))

@@ -39,10 +39,13 @@ def test_from_nothing_to_a_verdict_and_not_twice(place, reproduce):
         copy.parent.mkdir(exist_ok=True)
         if not copy.exists():  # the tiny ones stay
             shutil.copy(path, copy)
-    ended = reproduce("fig2", "--docs", "docs")
+    ended = reproduce("fig2")
     assert ended.code == 0, ended.err
     assert "3/3 bam" in ended.err
     assert "inconclusive" in ended.out
+    pages = reproduce("all", "--only-report", "--docs", "docs")
+    assert pages.code == 0, pages.err
+    assert (place / "docs" / "results.md").exists()
     result = json.loads((place / "reproduce" / "results" / "pocket" / "fig2.json").read_text())
     assert result["provenance"]["runs"] == 3
     assert "## Figure 2" in (place / "reproduce" / "pages" / "pocket.md").read_text()
@@ -115,6 +118,11 @@ def test_a_recipe_of_ones_own_is_trained_and_judged(place, reproduce):
         (["fig2", "--only", "sam-*"], "--only 'sam-*' matches no run: a name is such as dp-sgd-"),
         (["table1"], "there is no pocket recipe"),
         (["fig2", "--shard", "3/2"], "--shard must be I/N with 1 <= I <= N"),
+        (
+            ["fig2", "--docs", "docs"],
+            "--docs writes pages about several experiments, not about fig2",
+        ),
+        (["all", "--docs", "docs", "--seeds", "2"], "--docs writes pages of all seeds"),
         (["fig2", "--shard", "2"], "--shard must be I/N with 1 <= I <= N"),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reproduce import encoder_claims, group_claims
+from reproduce import encoder_claims, groups
 from reproduce.index import outcome
 from reproduce.when import RULE
 from tests.reproduce.synthetic import record, steps, study
@@ -42,7 +42,7 @@ def verdicts(outcome, phrase):
 
 
 def test_a_gain_on_rare_classes_is_found_there_alone():
-    outcome = group_claims.whom([grouped({"rare": 0.02})])
+    outcome = groups.whom([grouped({"rare": 0.02})])
     assert verdicts(outcome, "on rare classes") == {"reproduced"}
     assert "reproduced" not in verdicts(outcome, "on hard records")
     assert "reproduced" not in verdicts(outcome, "on the worst class")
@@ -56,7 +56,7 @@ def test_the_worst_class_is_the_lowest_of_the_classes_and_no_other_group():
     one = grouped({}).records[0]
     values = {"class a": 0.4, "class b": 0.1, "rare": 0.05}
     planted = replace(one, group_accuracy={"averaged": values, "last": values})
-    assert group_claims.reading_of("worst class", "last")(planted) == 0.1
+    assert groups.reading_of("worst class", "last")(planted) == 0.1
 
 
 def heads(gains):
@@ -73,7 +73,7 @@ def heads(gains):
                 records.append(replace(one, last_accuracy=level))
     whole = study(records, name="encoder-test")
     variants = {place: {} for place in epsilons}
-    recipe = replace(whole.recipe, title="Linear head, Test", variants=variants)
+    recipe = replace(whole.recipe, title="head on Encoder, Test", variants=variants)
     return replace(whole, recipe=recipe)
 
 
@@ -89,14 +89,12 @@ def test_a_gain_of_one_lambda_is_found_for_that_lambda_alone(arm):
 
 def test_the_rule_says_what_the_planned_studies_found():
     """The sentence of the rule on groups and encoders, against the committed records."""
-    assert "Nor was a gain shown on rare classes" in " ".join(RULE[0].split())
-    assert "rare classes gained from a larger C" in " ".join(RULE[0].split())
+    assert "they gained from a larger C, and not from BAM" in " ".join(RULE.split())
     for name in ("groups", "encoders"):
         claims = outcome(name, "desk", RESULTS).claims
         primary = [claim for claim in claims if "(primary)" in claim.text]
-        assert len(primary) in (2, 4)
+        assert len(primary) in (2, 4, 6)
         assert "reproduced" not in {claim.verdict for claim in primary}
-        assert all(claim.difference.count == 8 for claim in primary)
     clip_less = [
         claim.verdict
         for claim in outcome("groups", "desk", RESULTS).claims

@@ -11,9 +11,10 @@ from dpbam.app.runs import RunConfig
 from dpbam.bias import method_advice
 from reproduce.index import EXPERIMENTS
 from reproduce.outcome import Study, accuracy
+from reproduce.pooled import Setting
 from reproduce.records import finished
 from reproduce.results_page import section
-from reproduce.when import Place, averaging, by_net, gain, others, places, when
+from reproduce.when import averaging, by_net, gain, others, places, share_of_bias, when
 
 ROOT = Path(__file__).parents[2]
 PAGE, DETAILS = (
@@ -29,7 +30,7 @@ def studies() -> list[Study]:
 
 
 @pytest.fixture(scope="module")
-def found(studies: list[Study]) -> list[Place]:
+def found(studies: list[Study]) -> list[Setting]:
     return places(studies)
 
 
@@ -44,17 +45,17 @@ def test_a_changed_record_would_be_noticed(studies: list[Study]) -> None:
     assert false not in DETAILS
 
 
-def test_batch_size_epsilon_and_width_have_three_values_each(found: list[Place]) -> None:
-    variants = {place.variant for place in by_net(found)["mlp"]}
+def test_batch_size_epsilon_and_width_have_three_values_each(found: list[Setting]) -> None:
+    variants = {place.cell["at"] for place in by_net(found)["mlp"]}
     assert len(variants) == 7
     for axis in ("batch", "epsilon", "width"):
         assert sum(name.startswith(axis) for name in variants) == 2  # and the centre
-    shares = [place.bias_share for place in found]
+    shares = [share_of_bias(place) for place in found]
     assert min(shares) < 0.1
     assert max(shares) > 0.5  # noise dominates, and bias does
 
 
-def test_the_rule_holds_in_the_records(found: list[Place]) -> None:
+def test_the_rule_holds_in_the_records(found: list[Setting]) -> None:
     for mine in by_net(found).values():
         gained = averaging(mine)
         assert gained.low > 0
@@ -64,13 +65,13 @@ def test_the_rule_holds_in_the_records(found: list[Place]) -> None:
 
 def test_the_rule_holds_where_it_was_not_found(studies: list[Study]) -> None:
     other = others(studies)
-    shares = [place.bias_share for place in other]
+    shares = [share_of_bias(place) for place in other]
     assert min(shares) < 0.1
     assert max(shares) > 0.5
     assert not [place for place in other if place.gain(accuracy).low > 0]  # no gain of BAM
 
 
-def test_the_default_lambda_loses_nowhere(studies: list[Study], found: list[Place]) -> None:
+def test_the_default_lambda_loses_nowhere(studies: list[Study], found: list[Setting]) -> None:
     """No interval lies below -0.3 points."""
     for place in (*found, *others(studies)):
         assert place.gain(accuracy).high > -0.003
