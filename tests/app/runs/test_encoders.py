@@ -21,10 +21,10 @@ from dpbam.app.runs import (
     stored_config,
 )
 from dpbam.app.runs.facts import difference
-from dpbam.app.runs.features import FeatureImages, on_features
+from dpbam.app.runs.features import EncoderImages, on_features
 from dpbam.app.runs.files import read_json
 from dpbam.app.runs.folder import RunFolder
-from dpbam.data import load
+from dpbam.data import DataError, load
 from dpbam.training.evaluation import predict_logits
 from tests.data.helpers import random_pixels
 from tests.tiny_encoders import save_encoder
@@ -150,10 +150,10 @@ def test_runs_share_the_features_of_one_cache(config, tmp_path, monkeypatch):
     files = features(tmp_path / "shared")
     assert len(files) == 2
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
-    monkeypatch.setattr(FeatureImages, "_computed", None)  # it may not be called
+    monkeypatch.setattr(EncoderImages, "_computed", None)  # it may not be called
     execute(shared.replace(seed=8, lr=0.5), tmp_path / "second")
     assert features(tmp_path / "shared") == files
-    with pytest.raises(TypeError):  # the control: without the cache it is
+    with pytest.raises(DataError, match="not callable"):  # the control: without the cache it is
         execute(config, tmp_path / "third")
 
 
