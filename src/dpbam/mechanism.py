@@ -192,7 +192,9 @@ def clipped_sums(step: Step) -> dict[str, Query]:
     gradient = step.memory.take(step.theta)
     device = next(iter(step.theta.values())).device
     empty = True  # whether no unit is in the sum yet
-    coordinates = sum_of_none({"extra": torch.zeros(clipping.coordinates, device=device)})
+    coordinates: Params = {}
+    if clipping.coordinates:
+        coordinates = sum_of_none({"extra": torch.zeros(clipping.coordinates, device=device)})
     with shifted(step.theta, step.shift):  # theta + shift; theta again afterwards, in any case
         for physical in step.computation.physical(step.batch):  # whole units, this rank's
             directions = step.computation.directions(
@@ -240,7 +242,8 @@ def add_noise(query: Query, step: Step) -> Params:
     if query.divisor == 1:
         return noised
     if type(step.noise) in _COPYING_NOISES:  # its result is in memory of its own, used once
-        return elementwise(lambda s: s.div_(query.divisor), noised)
+        torch._foreach_div_(list(noised.values()), float(query.divisor))
+        return noised
     return elementwise(lambda s: s / query.divisor, noised)
 
 

@@ -265,7 +265,8 @@ class PrivateGradientOracle:
     def _prepare(self, admitted: Admitted, inputs: Any, targets: Any) -> Step:
         """Put together what the mechanism needs for the batch."""
         plan, number = self.plan, self.step
-        history, method, lam = self._present()
+        theta = trainable(self.model)
+        history, method, lam = self._present(theta)
         batch = admitted.batch.keyed(self.randomness, number)
         if self.physical_batch_size is None and len(batch.ids):
             self._computation.fit_or_fall_back(inputs, targets, method, lam)
@@ -288,7 +289,7 @@ class PrivateGradientOracle:
         return Step(
             plan=plan, batch=batch, computation=self._computation, method=method, lam=lam,
             method_state=(self._method_state(), self._method_state),
-            theta=trainable(self.model), shift=shift, clipping=clipping, watch=watch,
+            theta=theta, shift=shift, clipping=clipping, watch=watch,
             noise=self.noise, ranks=self.ranks, ledger=self.ledger,
             sampling_rate=1.0 if self.sampling == "unchecked" else plan.sampling_rate,
             stream=self.stream, seeded=self.randomness.seeded, memory=self._memory,
@@ -393,8 +394,8 @@ class PrivateGradientOracle:
 
     def _warn_unmoved(self) -> None:
         """Warn once if a step of the optimiser has moved some trained parameters, not others."""
-        still = self.unmoved()
-        if still and len(still) < len(self._names) and not self._warned:
+        still = [] if self._warned else self.unmoved()
+        if still and len(still) < len(self._names):
             self._warned = True
             warnings.warn(
                 f"{len(still)} of {len(self._names)} trained parameters did not move since the "
@@ -411,10 +412,14 @@ class PrivateGradientOracle:
         """Return lambda at the present step and parameters; public, as they are."""
         return self._present()[2]
 
-    def _present(self) -> tuple[History, Method, float]:
+    def _present(
+        self, parameters: Mapping[str, Tensor] | None = None
+    ) -> tuple[History, Method, float]:
         """Return what was released, the method of the next step, and its lambda."""
         gradients = tuple(gradient for gradient, _ in self._releases)
-        history = History(gradients, tuple(theta for _, theta in self._releases), self._theta())
+        parameters = trainable(self.model) if parameters is None else parameters
+        present_theta = {n: p.detach() for n, p in parameters.items()}
+        history = History(gradients, tuple(theta for _, theta in self._releases), present_theta)
         method = present(self.method, history)
         lam = method.lam_at(self.step, history.theta)  # a schedule, or a method of the user's own
         name = f"lam of {method.name} at step {self.step}"

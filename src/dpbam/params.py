@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 from itertools import accumulate
@@ -28,9 +28,14 @@ HALF = (torch.float16, torch.bfloat16)
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that require a gradient, by name."""
+    return trainable_in(modules_of(model))
+
+
+def trainable_in(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, nn.Parameter]:
+    """Return the parameters of these modules that require a gradient, by name."""
     parameters: dict[str, nn.Parameter] = {}
     seen: set[int] = set()  # a tied parameter has its first name; by id, as a tensor's hash is slow
-    for path, module in modules_of(model):
+    for path, module in modules:
         for key, parameter in module._parameters.items():
             if parameter is None or not parameter.requires_grad or id(parameter) in seen:
                 continue
@@ -48,9 +53,10 @@ def modules_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
         if module in paths:
             continue
         paths[module] = path
-        prefix = f"{path}." if path else ""
-        children = [(prefix + k, m) for k, m in module._modules.items() if m is not None]
-        waiting += reversed(children)
+        if module._modules:
+            prefix = f"{path}." if path else ""
+            children = [(prefix + k, m) for k, m in module._modules.items() if m is not None]
+            waiting += reversed(children)
     return [(path, module) for module, path in paths.items()]
 
 
@@ -133,8 +139,11 @@ def elementwise(
         >>> elementwise(torch.add, {"w": torch.ones(2)}, {"w": torch.tensor([1.0, 2.0])})
         {'w': tensor([2., 3.])}
     """
+    kinds = _kinds(tree)
+    if len(kinds) == 1 and not others:  # the usual case
+        return separated(function(joined(tree)), tree)
     results: Params = {}
-    for names in _kinds(tree):
+    for names in kinds:
         trees = [{name: each[name] for name in names} for each in (tree, *others)]
         results |= separated(function(*map(joined, trees)), trees[0])
     return {name: results[name] for name in tree}
@@ -322,8 +331,9 @@ def _not_empty(tree: Mapping[str, Tensor]) -> list[str]:
 
 
 def _first_entries(tree: Mapping[str, Tensor]) -> Tensor:
-    first = [tree[name].detach()[(0,) * tree[name].ndim] for name in _not_empty(tree)]
-    return torch.stack([t.to(first[0].device) for t in first]) if first else torch.zeros(0)
+    with torch.no_grad():
+        first = [tree[name].as_strided((1,), (1,)) for name in _not_empty(tree)]
+        return torch.cat([t.to(first[0].device) for t in first]) if first else torch.zeros(0)
 
 
 class WeakTensors:

@@ -31,7 +31,7 @@ from __future__ import annotations
 import gc
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol, TypeVar
 
@@ -115,10 +115,14 @@ class Isolation(TorchFunctionMode):
     """Refuse calls for which isolation cannot be shown, as the only mode around the model.
 
     Enter :meth:`around` in every row function of one vmapped pass.
+
+    Attributes:
+        modules: of the model, with their paths, as they are before the pass.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, modules: Sequence[tuple[str, nn.Module]] = ()) -> None:
         super().__init__()
+        self.modules = modules
         self._depth = 0
         self._last: TorchFunctionMode | None = None
         self._selective: tuple[Selective, ...] = ()
@@ -224,13 +228,13 @@ def _reason_against(func: Any) -> str | None:
     return None
 
 
-def _find_hidden_code(model: nn.Module, loss: Loss) -> str | None:
+def _find_hidden_code(modules: list[tuple[str, nn.Module]], loss: Loss) -> str | None:
     """Return what in the model cannot be intercepted, or would be ignored, or None."""
     if isinstance(loss, torch.jit.ScriptModule | torch.jit.ScriptFunction):
         return "the loss is TorchScript, whose operations cannot be intercepted"
     if _modules._global_backward_hooks or _modules._global_backward_pre_hooks:
         return "a backward hook is registered for all modules, and would be ignored"
-    for path, module in modules_of(model):
+    for path, module in modules:
         if module._backward_hooks or module._backward_pre_hooks:
             return f"module {path!r} has a backward hook, which would be ignored"
         if isinstance(module, torch.jit.ScriptModule):
@@ -266,17 +270,20 @@ class Isolator:
                 "this model kept state of its samples in an earlier pass, and may still hold it: "
                 "fix its forward pass and create a new model"
             )
-        if reason := _find_hidden_code(model, self._loss):
-            raise UnsupportedModelError(reason)
         # what the training loop has changed since the last step is not the pass's doing
-        before, self._state = self._state, None
-        state = before if before and before.refresh() else snapshot_modules(model, self._loss)
+        state, self._state = self._state, None
+        if state is not None and not state.refresh():
+            state = None
+        modules = modules_of(model) if state is None else state.modules
+        if reason := _find_hidden_code(modules, self._loss):
+            raise UnsupportedModelError(reason)
+        state = state or snapshot_modules(model, self._loss)
         generators, collecting = GlobalGenerators(), gc.isenabled()
         gc.disable()
         since = _collections()
         try:
             with disable_saved_tensors_hooks(_NO_HOOKS), explicit_masks(model):
-                result = passes(Isolation())
+                result = passes(Isolation(modules))
         except BaseException as error:  # the next engine must not read what this pass left
             _forget_frames(error)
             _check(model, state, since)

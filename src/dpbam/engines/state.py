@@ -22,7 +22,7 @@ from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from operator import is_
 from types import (
     CodeType,
@@ -89,15 +89,17 @@ class Snapshot:
         self._leaves: list[tuple[Any, Describe]] = []  # tensors, arrays and generators
         self._values: list[Any] = []  # of the leaves
         self._seen: dict[int, Any] = {}  # holds the objects, so that no id is used again
+        self.modules: list[tuple[str, nn.Module]] = []  # of the model, with their paths
 
     def check(self) -> None:
         """Refuse what was added, removed, replaced or written to, by name."""
-        for table, before, describe in self._tables:
-            if not _is_unchanged(before, table):
+        if not self._same_tables():
+            for table, before, describe in self._tables:
                 now = [(key, table.get(key, _MISSING)) for key in {**before, **table}]
                 self._compare([(key, before.get(key, _MISSING)) for key, _ in now], now, describe)
         for container, parts, describe in self._containers:
-            self._compare(parts, _parts(container, self._code) or [], describe)
+            if parts or not _is_empty(container):
+                self._compare(parts, _parts(container, self._code) or [], describe)
         for (leaf, describe), before_pass in zip(self._leaves, self._values, strict=True):
             if not _same_content(before_pass, self._read(leaf)):
                 raise self._refusal(describe(None))
@@ -108,15 +110,29 @@ class Snapshot:
         Returns:
             False if an object was added, removed or replaced since: then a new walk is needed.
         """
-        for table, before, _ in self._tables:
-            if not _is_unchanged(before, table):
-                return False
+        if not self._same_tables():
+            return False
         for container, parts, _ in self._containers:
+            if not parts and _is_empty(container):
+                continue
             now = _parts(container, self._code) or []
             if len(now) != len(parts) or not all(map(_is_same_part, parts, now)):
                 return False
         self._values = [self._read(leaf) for leaf, _ in self._leaves]
         return True
+
+    def _same_tables(self) -> bool:
+        """Whether all tables hold the same objects under the same keys, in the same order.
+
+        By identity, and without Python code per entry: a small model has two hundred of them.
+        """
+        now, before = [t for t, _, _ in self._tables], [b for _, b, _ in self._tables]
+        if list(map(len, now)) != list(map(len, before)):
+            return False
+        values, values_before = [t.values() for t in now], [b.values() for b in before]
+        return all(map(is_, chain(*now), chain(*before))) and all(
+            map(is_, chain(*values), chain(*values_before))
+        )
 
     def _compare(self, before: _Parts, now: _Parts, describe: Describe) -> None:
         """Refuse parts that are not the same, in the same order: the order of a dict is state."""
@@ -134,7 +150,8 @@ class Snapshot:
 
     def add_modules(self, model: nn.Module, loss: Loss) -> None:
         """Hold the modules of the model, and the loss."""
-        owners = {module: ("module", path) for path, module in modules_of(model)}
+        self.modules = modules_of(model)
+        owners = {module: ("module", path) for path, module in self.modules}
         if isinstance(loss, nn.Module):
             for path, module in modules_of(loss):
                 owners.setdefault(module, ("the loss's module", path))
@@ -397,9 +414,9 @@ def _belongs_to_libraries(module: str) -> bool:
 # --- comparison
 
 
-def _is_unchanged(before: dict[Any, Any], now: dict[Any, Any]) -> bool:
-    """Whether two dicts hold the same objects: without Python code per entry."""
-    return before.keys() == now.keys() and all(map(is_, before.values(), now.values()))
+def _is_empty(container: Any) -> bool:
+    """Whether a container of a built-in class has no entry, as most of a module's."""
+    return type(container) in _BUILT_IN and not container
 
 
 def _is_same_part(before: tuple[Any, Any], now: tuple[Any, Any]) -> bool:

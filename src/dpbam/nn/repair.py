@@ -31,6 +31,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 
 from dpbam.errors import ArgumentError
 from dpbam.nn.blocks import group_count
+from dpbam.params import modules_of
 
 _LEAST_VECTOR_GROUP = 16  # BatchNorm1d often has one value per channel: two become -1 and 1
 
@@ -46,7 +47,7 @@ def check_model(model: nn.Module) -> None:
         dpbam.errors.ArgumentError: layer '1' (BatchNorm2d) mixes the samples of a batch, so ...
         >>> check_model(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).eval())
     """
-    for path, module in model.named_modules():
+    for path, module in modules_of(model):
         if problem := _problem(module):
             where = f"layer {path!r}" if path else "the model itself"
             raise ArgumentError(f"{where} ({type(module).__name__}) {problem}")

@@ -113,7 +113,7 @@ class Clipping(ABC):
 
     def factors(self, norms: Tensor) -> Tensor:
         """Map norms [G, U] to factors [G, U], 0 where a unit is not finite."""
-        finite = norms.isfinite().all(dim=0, keepdim=True)
+        finite = (norms.abs() < torch.inf).all(dim=0, keepdim=True)  # False for NaN
         return self.scales(torch.where(finite, norms, 0.0)) * finite
 
     def extra(self, norms: Tensor, factors: Tensor) -> Tensor:
@@ -275,7 +275,7 @@ def measure(
             f"{tuple(norms.shape)}: return one factor per group and unit"
         )
     dtype = widest_dtype(norms)
-    finite = norms.isfinite()
+    finite = norms.abs() < torch.inf  # False for NaN; in half the operations of isfinite
     joint = factors.to(dtype) * torch.where(finite, norms, 0.0).to(dtype)  # [G, U]
     if extra is not None:
         if extra.shape != (clipping.coordinates, norms.shape[1]):
@@ -286,8 +286,8 @@ def measure(
         joint = torch.cat([joint, extra.to(dtype)])  # [G + K, U]
     if not norms.shape[1]:
         return torch.zeros(3, dtype=dtype, device=norms.device)
-    lengths = joint.norm(dim=0)  # [U]
-    sound = factors.isfinite() & (factors >= 0) & (finite | (factors == 0))
+    lengths = torch.linalg.vector_norm(joint, dim=0)  # [U]
+    sound = (factors >= 0) & (factors < torch.inf) & (finite | (factors == 0))
     within = lengths <= sensitivity * (1 + FACTOR_ROUNDING)  # False for NaN
     return torch.stack([(~sound.all()).to(dtype), (~within.all()).to(dtype), lengths.max()])
 

@@ -100,6 +100,10 @@ class Layer:
         """Return T, the positions per unit."""
         return b.shape[1]
 
+    def is_outer_product(self, b: Tensor) -> bool:
+        """Whether G_u is the one outer product b (x) a, whose norm is |a| |b|."""
+        return False
+
     @property
     def uncentred(self) -> Layer:
         """The layer itself, where it is that of a centred weight."""

@@ -97,11 +97,16 @@ def _group_by_weight(placed: list[tuple[int, Use]]) -> list[dict[int, MatrixUse]
     Each group has uses of one layer; or of a linear one and an embedding, which are tied. Several
     groups are selections that contain each entry of the parameter at most once.
     """
-    groups: dict[Any, dict[int, MatrixUse]] = defaultdict(dict)
+    matrices: dict[int, MatrixUse] = {}
     for place, use in placed:
         matrix = use.factorable
         if matrix is None:
             return None
+        matrices[place] = matrix
+    if len(matrices) == 1:  # the usual case
+        return [matrices]
+    groups: dict[Any, dict[int, MatrixUse]] = defaultdict(dict)
+    for place, matrix in matrices.items():
         groups[matrix.weight.key][place] = matrix
     for group in groups.values():
         layers = {use.layer for use in group.values()}

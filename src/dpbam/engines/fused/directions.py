@@ -93,7 +93,9 @@ class FusedDirections:
         squares = [[self._zeros] for _ in range(max(self._groups.values()) + 1)]
         for gradient, norm in zip(self.gradients, self.each_norm(), strict=True):
             squares[self._groups[gradient.name]].append(norm.square)
-        return torch.stack([torch.stack(s).sum(0) for s in squares]).clamp_min(0).sqrt()
+        sums = [torch.stack(s).sum(0) for s in squares]
+        by_group = torch.stack(sums) if len(sums) > 1 else sums[0].unsqueeze(0)
+        return by_group.clamp_min_(0).sqrt_()
 
     @measured
     def parameter_norms(self) -> dict[str, Tensor]:
@@ -107,7 +109,8 @@ class FusedDirections:
     def weighted_sum(self, factors: Tensor, span: slice | None = None) -> Params:
         total: Params = {}
         if span is not None and self._ordinary:  # 0 times any of these numbers is 0
-            by_group = [Factors(each[span], span) for each in factors]
+            all_units = span == slice(0, self._units)
+            by_group = [Factors(f) if all_units else Factors(f[span], span) for f in factors]
         else:
             by_group = [Factors.of(each) for each in factors]
         known: Sequence[Norm | None] = self._norms or [None] * len(self.gradients)
@@ -115,8 +118,8 @@ class FusedDirections:
             sums = gradient.weighted_sum(by_group[self._groups[gradient.name]], norm)
             for name, term in sums.items():
                 total[name] = total[name] + term if name in total else term
-        absent = {n: p for n, p in self._parameters.items() if n not in total}
-        total |= zeros(absent)
+        if len(total) < len(self._parameters):
+            total |= zeros({n: p for n, p in self._parameters.items() if n not in total})
         return {n: total[n] for n in self._parameters}
 
     @measured

@@ -40,7 +40,7 @@ from dpbam.engines.fused.uses import Flow
 from dpbam.engines.isolation import Isolation, Isolator, alone, over_rows, row_loss
 from dpbam.engines.precision import full_precision
 from dpbam.methods import Ascended, Method, form_of
-from dpbam.params import trainable
+from dpbam.params import trainable_in
 
 _ANY_KERNEL = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 
@@ -83,7 +83,6 @@ class FusedEngine:
         self, batch: PhysicalBatch, method: Method, lam: float, *, plain: bool = False
     ) -> FusedDirections:
         """Return the directions of every unit, factored."""
-        self._parameters = dict(trainable(self._model))
         form = form_of(method, lam)
         if form is None:
             raise UnsupportedModelError(
@@ -92,6 +91,7 @@ class FusedEngine:
             )
 
         def run(watch: Isolation) -> FusedDirections:
+            self._parameters = dict(trainable_in(watch.modules))
             if isinstance(form, Ascended):
                 return self._ascend(batch, form.step, watch, plain=plain)
             if form.penalty > 0:

@@ -10,9 +10,8 @@ The ghost norm needs no G_u, only Gram matrices between the positions of a unit:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from dpbam.engines.fused.bilinear import Layer, Pair
 from dpbam.engines.fused.fold import per_unit
 
 _CACHED = 2**20  # numbers, 4 MiB
+_EVERY = slice(None)
 Grams = dict[tuple[str, int, int], Tensor]  # ("left" or "right", j, k): of a_j and a_k, or b
 
 
@@ -30,8 +30,7 @@ def materialise(layer: Layer, pairs: Sequence[Pair]) -> Tensor:
     return reduce(Tensor.add_, (layer.materialise(a, b) for a, b in pairs))
 
 
-@dataclass(frozen=True)
-class Factors:
+class Factors(NamedTuple):
     """The factors c_u of a weighted sum; units whose factor is 0 are left out, even a NaN.
 
     Attributes:
@@ -40,7 +39,7 @@ class Factors:
     """
 
     values: Tensor
-    units: slice | Tensor
+    units: slice | Tensor = _EVERY
 
     @classmethod
     def of(cls, factors: Tensor) -> Factors:
@@ -53,14 +52,18 @@ class Factors:
         index = factors.nonzero()[:, 0]
         count = len(index)
         if count == len(factors):
-            return cls(factors, slice(None))
+            return cls(factors)
         first, last = index[[0, -1]].tolist() if count else (0, -1)
         units = slice(first, last + 1) if last - first + 1 == count else index
         return cls(factors[units], units)
 
+    def select(self, values: Tensor) -> Tensor:
+        """Return the rows of the units that are left: [U, ...] -> [k, ...]."""
+        return values if self.units is _EVERY else values[self.units]
+
     def contract(self, values: Tensor) -> Tensor:
         """Return sum_u c_u values[u]: [U, ...] -> [...]."""
-        rows = values[self.units]
+        rows = self.select(values)
         total = self.values.to(values.dtype) @ rows.reshape(len(rows), values.shape[1:].numel())
         return total.view(values.shape[1:])
 

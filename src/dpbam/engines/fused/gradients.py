@@ -55,6 +55,7 @@ class Norm:
         materialised: [U, *D], where the norm needed it.
         grams: the Gram matrices, where the norm was differentiated.
         by_gram: all units were computed by Gram matrices.
+        lengths: |a| and |b| of one outer product, whose norm is their product: [U] each.
         recomputed: (indices [k], gradients [k, *theta]) of units that were materialised because
             their parts cancel (:func:`recompute_cancelling`).
         inner: of a scaled gradient whose norm is differentiated, the factored part, its norm, and
@@ -65,6 +66,7 @@ class Norm:
     materialised: Tensor | None = None
     grams: Grams = field(default_factory=dict)
     by_gram: bool = False
+    lengths: tuple[Tensor, Tensor] | None = None
     recomputed: tuple[Tensor, Tensor] | None = None
     inner: tuple[Factored, Norm, Tensor] | None = None
 
@@ -282,6 +284,10 @@ class Factored:
         if differentiable:
             return self._differentiable_norm(by_gram)
         if by_gram:
+            if len(self.pairs) == 1 and self.layer.is_outer_product(self.pairs[0][1]):
+                a, b = self.pairs[0]
+                left, right = self.layer.short_size(a), short_lengths(b)
+                return Norm((left * right).square(), by_gram=True, lengths=(left, right))
             return Norm(self._in_slices(self._bytes()[0], self._ghost), by_gram=True)
         needed = self._bytes()[1]
         if needed <= self.limit:
@@ -292,12 +298,11 @@ class Factored:
     def doubt(self, norm: Norm, *, differentiable: bool) -> Doubt | None:
         if norm.materialised is not None or (differentiable and not norm.grams):
             return None
-        pairs = [(a.detach(), b.detach()) for a, b in self.pairs]
-        return Doubt(
-            [(self.layer.short_size(a), short_lengths(b)) for a, b in pairs],
-            self.layer.overlap,
-            norm.square.detach(),
-        )
+        if norm.lengths is not None:
+            return Doubt([norm.lengths], 1.0, norm.square, cancels=False)
+        with torch.no_grad():
+            lengths = [(self.layer.short_size(a), short_lengths(b)) for a, b in self.pairs]
+        return Doubt(lengths, self.layer.overlap, norm.square.detach())
 
     def repair(self, norm: Norm, *, differentiable: bool) -> Norm:
         if not differentiable:
@@ -335,7 +340,7 @@ class Factored:
         """Return J_s^T sum_u c_u G_u by the layer's ordinary weight gradient."""
 
         def contract(a: Tensor, b: Tensor) -> Tensor:
-            a, b = a[factors.units], b[factors.units]
+            a, b = factors.select(a), factors.select(b)
             return self.layer.contract(a, b * per_unit(factors.values, b))
 
         if len(factors.values):
@@ -413,12 +418,14 @@ class Doubt(NamedTuple):
         lengths: of a, without the layer's overlap, and of b, for each pair: [U] each.
         overlap: the layer's.
         square: |G_u|^2: [U].
+        cancels: whether parts of G_u can cancel; one outer product has no parts.
         bound: from the sizes of G_u, float64 [U], to those of the gradient; None: the same.
     """
 
     lengths: list[tuple[Tensor, Tensor]]
     overlap: float
     square: Tensor
+    cancels: bool = True
     bound: Callable[[Tensor], Tensor] | None = None
 
 
@@ -470,17 +477,19 @@ def measure(gradients: Sequence[Gradient], *, differentiable: bool = False) -> M
             doubts[i] = doubt
     exact = [norm.square.detach() for i, norm in enumerate(norms) if i not in doubts]
     flags = [(_stack(exact) < torch.inf).all().view(1)] if exact else []  # NaN is not
-    kinds: dict[torch.dtype, list[int]] = {}
+    kinds: dict[tuple[torch.dtype, bool], list[int]] = {}
     for i, doubt in doubts.items():
-        kinds.setdefault(doubt.square.dtype, []).append(i)
-    flags += [_sound([doubts[i] for i in kind]) for kind in kinds.values()]
+        kinds.setdefault((doubt.square.dtype, doubt.cancels), []).append(i)
+    for (_, cancels), kind in kinds.items():
+        flags.append((_sound if cancels else _in_range)([doubts[i] for i in kind]))
     order = [i for kind in kinds.values() for i in kind]
     return Measured(gradients, norms, order, torch.cat(flags), differentiable)
 
 
 def read_flags(*measured: Measured) -> list[list[bool]]:
     """Read the flags of several passes from the device at once."""
-    numbers: list[bool] = torch.cat([m.flags for m in measured]).tolist()
+    flags = [m.flags for m in measured]
+    numbers: list[bool] = (flags[0] if len(flags) == 1 else torch.cat(flags)).tolist()
     ends = [0, *accumulate(len(m.flags) for m in measured)]
     return [numbers[a:b] for a, b in pairwise(ends)]
 
@@ -534,6 +543,25 @@ def _sound(doubts: Sequence[Doubt]) -> Tensor:
         sizes = torch.stack([s if d.bound is None else d.bound(s) for d, s in rows])
     sound: Tensor = ordinary & _well_conditioned(sizes, square).all(1)
     return sound
+
+
+def _in_range(doubts: Sequence[Doubt]) -> Tensor:
+    """Return whether the norm of every outer product is right: no square under- or overflows."""
+    rows = torch.stack([t for doubt in doubts for t in (*doubt.lengths[0], doubt.square)])
+    low, high = torch.aminmax(rows, dim=1)  # [3 L]; NaN if one is
+    least, most = _limits(len(doubts), rows.dtype, rows.device)
+    within: Tensor = ((low > least) & (high < most)).view(-1, 3).all(1)
+    return within
+
+
+@lru_cache(maxsize=64)
+def _limits(count: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return what |a|, |b| and (|a| |b|)^2 must exceed, and stay below: [3 L] each."""
+    least, most = (SHORTEST, SHORTEST, torch.finfo(dtype).tiny), (LONGEST, LONGEST, torch.inf)
+    return (
+        torch.tensor(least * count, dtype=dtype, device=device),
+        torch.tensor(most * count, dtype=dtype, device=device),
+    )
 
 
 @lru_cache(maxsize=64)

@@ -30,7 +30,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dpbam.engines.base import UnsupportedModelError
-from dpbam.engines.batching import apply, batched, is_batched, on_all_rows
+from dpbam.engines.batching import batched, is_batched, on_all_rows
 from dpbam.engines.fused.fold import split_axis
 from dpbam.engines.fused.weights import Weight
 from dpbam.params import Keywords
@@ -43,7 +43,7 @@ _READS = {
     "item", "tolist", "numpy", "__array__", "__bool__", "__float__", "__int__", "__index__",
     "__complex__", "is_nonzero", "equal", "allclose", "__reduce_ex__", "__dlpack__",
 }  # fmt: skip
-_ANCHOR = torch.zeros((), requires_grad=True, device="cpu")  # starts a graph; it gets no gradient
+_UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 _ALIASES = {Tensor.data.__get__}  # type: ignore[attr-defined]
 
 
@@ -108,19 +108,15 @@ class Tape:
 
     def output(self, y: Tensor, what: str, *, recorded: bool = False) -> tuple[Tensor, int]:
         """Return a graph node for y, and its index on the tape."""
-        if not y.requires_grad:
-            y = self._root(y)
-        elif y._is_view():
-            y = apply(_Same, y)
+        if not y.requires_grad:  # computed from constants alone: it starts the graph
+            y = y.detach().requires_grad_()
+        if y.is_leaf or y._is_view():
+            # On the same memory, neither a leaf nor a view, so that a layer may overwrite it: torch
+            # loses gradients at a view that is overwritten later.
+            y = _UNSAFE_VIEW(y, y.shape)
         edge = None if recorded else get_gradient_edge(y)
         self.outputs.append(Node(None, edge, 0, what, recorded))
         return y, len(self.outputs) - 1
-
-    def _root(self, y: Tensor) -> Tensor:
-        if y._is_view():
-            y = not_a_view(y)
-        started: Tensor = apply(_Root, y, _ANCHOR)
-        return started
 
     def check_untouched(self) -> None:
         """Refuse a model that overwrote an input which a per-sample gradient needs."""
@@ -279,19 +275,6 @@ def is_in_place(name: str) -> bool:
     return name in ("__setitem__", "__set__") or (name.endswith("_") and not name.endswith("__"))
 
 
-class _Root(torch.autograd.Function):
-    """Make y, computed from constants alone, the start of the graph."""
-
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, anchor: Tensor) -> Tensor:
-        ctx.mark_dirty(y)  # so that y is not a view, and a layer may still overwrite it
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
-        return None, None
-
-
 def not_a_view(y: Tensor) -> Tensor:
     """Return a tensor on the same memory that torch does not treat as a view."""
     same: Tensor = y.new_empty(0).set_(y)  # type: ignore[call-overload]
@@ -303,15 +286,3 @@ def with_rows(y: Tensor, rows: int) -> Tensor:
     if rows == y.shape[0]:
         return y.unsqueeze_(1)
     return not_a_view(split_axis(y, 0, (rows, -1)))
-
-
-class _Same(torch.autograd.Function):
-    """Return y as a non-view: torch loses gradients at a view that is overwritten later."""
-
-    @staticmethod
-    def forward(ctx: Any, y: Tensor) -> Tensor:
-        return not_a_view(y)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad
