@@ -24,6 +24,9 @@ class Linear(Layer):
     shape: tuple[int, ...]
     is_matrix_product: ClassVar[bool] = True
 
+    def is_outer_product(self, b: Tensor) -> bool:
+        return b.shape[1] == 1
+
     def run_each(
         self, x: Tensor, weights: Tensor, offset: Tensor | None, *, swap: bool = False
     ) -> Tensor:
