@@ -7,17 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from nets import NETS, loss, make
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from dpbam import Compute, PrivacyPlan, PrivateGradientOracle
 from dpbam.batches import LogicalBatch, Views
 from dpbam.engines import FunctionalEngine, FusedEngine, LoopEngine
-from dpbam.engines.fused.layers.group_norm import GroupNorm
-from dpbam.engines.fused.layers.mish import Mish
-from dpbam.engines.fused.layers.pool import AveragePool
 from dpbam.methods import BAM, DPSAT, DPSGD, Method
 
 Step = Callable[[], object]
@@ -47,43 +42,16 @@ def step(
         return private_step(engine, method, net, rows, device=device)
     model, x, y = placed(make(net, rows), device)
     if engine.startswith("plain"):
-        return _plain(model, x, y, ours=engine == "plain-ours")
+        return _plain(model, x, y)
     if engine.startswith("opacus"):
         return opacus_step(engine.split("-")[1], model, x, y, noise=float(noise))
-    if engine == "auto":
-        return _auto(method, model, x, y)
     return _ours(engine, method, model, x, y)
 
 
-class OurKernels(TorchFunctionMode):
-    """Run a plain step with the fused engine's kernels for single layers."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is F.mish:
-            return Mish.apply(args[0], False)
-        if func is F.group_norm:
-            scale, shift = kwargs["weight"], kwargs["bias"]
-
-            def record(*gradients: Tensor) -> None:
-                scale.grad, shift.grad = (g.sum(0) for g in gradients)
-
-            affine = (scale.detach(), shift.detach())
-            return GroupNorm.apply(args[0], *affine, args[1], kwargs["eps"], record, 1)[0]
-        if func is torch._C._nn.avg_pool2d and args[1] in (2, (2, 2)):
-            return AveragePool.apply(args[0], 2)
-        return func(*args, **kwargs)
-
-
-def _plain(model: nn.Module, x: Tensor, y: Tensor, *, ours: bool) -> Step:
+def _plain(model: nn.Module, x: Tensor, y: Tensor) -> Step:
     def run() -> None:
         model.zero_grad()
-        if ours:
-            with OurKernels():
-                total = loss(model(x), y).sum()
-        else:
-            total = loss(model(x), y).sum()
-        total.backward()
+        loss(model(x), y).sum().backward()
 
     return run
 
@@ -108,20 +76,6 @@ def _ours(engine: str, method: str, model: nn.Module, x: Tensor, y: Tensor) -> S
     return run
 
 
-def _auto(method: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
-    """What the oracle does by default: it chooses the engine and the physical batch size."""
-    from dpbam import mechanism  # against.py runs other steps of older checkouts, too
-    from dpbam.guard import Admitted
-    from dpbam.params import WeakTensors
-
-    plan = PrivacyPlan(n=10**6, batch_size=len(y), steps=1, noise_multiplier=1.0, delta=1e-7)
-    oracle = PrivateGradientOracle(model, loss, plan, METHODS[method][0], seed=0, compute=Compute())
-    oracle.fit(x, y)
-    batch = LogicalBatch.of(x, y, None, 1)
-    step = oracle._prepare(Admitted(batch, batch.size, False, WeakTensors()), x, y)
-    return lambda: mechanism.clipped_sums(step)
-
-
 def private_step(
     engine: str, method: str, net: str, rows: int, *, parts: int = 1, seed: int | None = None,
     device: Any = "cpu",
@@ -133,13 +87,17 @@ def private_step(
     oracle = PrivateGradientOracle(
         model, loss, plan, METHODS[method][0], seed=seed, sampling="unchecked", compute=compute
     )
-    optimiser = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 1e-3)
+    trained = tuple(p for p in model.parameters() if p.requires_grad)
 
     def run() -> None:
+        # as if an optimiser had moved the parameters since the last step: else the oracle compares
+        # them, to warn of those that did not move
+        versions = tuple(p._version + 1 for p in trained)
+        torch._C._autograd._unsafe_set_version_counter(trained, versions)
         oracle.backward(x, y)
 
     run()
-    optimiser.step()
+    torch.optim.SGD(trained, 1e-3).step()
     return run
 
 
