@@ -210,7 +210,7 @@ PROMISES = (
     Promise("a statement is checked against ledger and model before it is signed",
             ("check_what_is_signed_was_checked",)),
     Promise("the statement is the run's: epsilon, attacks, files, settings, signature",
-            ("test_an_honest_run_is_signed_off",
+            ("test_an_honest_run_passes",
              "test_a_signature_vouches_for_the_statement_as_it_is"),
             ("test_tampering_is_named",)),
     Promise("all of it together: the audits, [audit.md](audit.md)", ("attack",)),

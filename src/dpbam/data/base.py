@@ -144,6 +144,9 @@ class Images(ABC):
         for start in range(0, len(todo), rows):
             yield todo[start : start + rows]
 
+    def check_headers(self) -> None:  # noqa: B027  # there are none but of files
+        """Raise a DataError if a record's header shows that it cannot be used."""
+
     def used_bits(self, index: int) -> int | None:
         """Return how many of a file's 16 bits per pixel its largest value needs; None if it has 8.
 

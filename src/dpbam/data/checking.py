@@ -101,14 +101,17 @@ def defects(train: DataSet, test: DataSet, unit: str, *, private: bool = True) -
     a run from training, but it is worse than its operator believes. Copies under several names are
     several units: the guarantee of a person who is in k of them is k times epsilon; copies of one
     unit are protected together, and do not count. The numbers are computed from the data without
-    noise: for the operator only. Sets that are decoded anew for every step are not read for it, as
-    :func:`check` does.
+    noise: for the operator only. Of sets that are decoded anew for every step only the headers are
+    read; :func:`check` reads everything.
 
     Args:
         train: the training set.
         test: the test set.
         unit: the column that holds the unit of privacy; "record" if each record is one.
         private: whether the run promises privacy.
+
+    Raises:
+        DataError: if an image cannot be read, or is of another size than the others.
 
     Example:
         >>> from dpbam.data import from_arrays
@@ -122,8 +125,8 @@ def defects(train: DataSet, test: DataSet, unit: str, *, private: bool = True) -
         2
     """
     warnings: list[str] = []
-    if not _is_streamed(train):
-        scan = _scan(train)
+    scan, test_scan = _readable(train), _readable(test)
+    if scan is not None:
         owners = np.arange(len(train)) if unit == "record" else train.column(unit)
         copies = {scan.hashes[k] for j, k in _find_repeats(scan) if owners[j] != owners[k]}
         if copies and private:
@@ -135,7 +138,7 @@ def defects(train: DataSet, test: DataSet, unit: str, *, private: bool = True) -
                 "weaker protection than the stated epsilon; remove the copies, or "
                 f"{way} (dpbam data check names them)"
             )
-        shared = [] if _is_streamed(test) else _find_shared(scan, _scan(test))
+        shared = [] if test_scan is None else _find_shared(scan, test_scan)
         if shared:
             are = f"{counted(len(shared), 'image')} of {test.name} " + (
                 "is" if len(shared) == 1 else "are"
@@ -146,6 +149,17 @@ def defects(train: DataSet, test: DataSet, unit: str, *, private: bool = True) -
             )
         warnings += _dark(train, scan)
     return warnings + ([] if train.task == "segmentation" else _classes(train))
+
+
+def _readable(dataset: DataSet) -> Scan | None:
+    """Read all images, or all headers if they are decoded anew for every step; refuse a bad one."""
+    if _is_streamed(dataset):
+        dataset.images.check_headers()
+        return None
+    scan = _scan(dataset)
+    if scan.broken:
+        raise DataError(*scan.broken)
+    return scan
 
 
 def _is_streamed(dataset: DataSet) -> bool:

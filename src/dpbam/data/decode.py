@@ -69,6 +69,12 @@ class DecodedImages(Images):
         """Return an opened image as uint8 [C, H, W]."""
         return to_pixels(image, self.shape[1:], self._resize, where)
 
+    def check_headers(self) -> None:
+        with bombs_refused():
+            for index in range(len(self)):
+                with self.open(index) as image:
+                    _check_size(image, self.shape[2:], self._resize, self.describe(index))
+
     def used_bits(self, index: int) -> int | None:
         with bombs_refused(), self.open(index) as image:
             return int(np.asarray(image).max()).bit_length() if _has_sixteen(image) else None
@@ -234,16 +240,20 @@ def to_pixels(image: Image.Image, shape: tuple[int, int, int], resize: bool, whe
         raise DataError(
             f"{where} has 32 bits per pixel (mode {image.mode}): convert it to 8 or 16 bits first"
         )
-    if (image.height, image.width) != size and not resize:
-        raise DataError(
-            f"{where} is {image.height}x{image.width} where others are {size[0]}x{size[1]}: "
-            "pass --image-size to resize them"
-        )
+    _check_size(image, size, resize, where)
     converted = image.convert("L" if channels == 1 else "RGB")
     if (image.height, image.width) != size:
         converted = converted.resize((size[1], size[0]), pillow.Resampling.BILINEAR)
     pixels: Pixels = np.asarray(converted, dtype=np.uint8)
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+
+
+def _check_size(image: Image.Image, size: tuple[int, ...], resize: bool, where: str) -> None:
+    if (image.height, image.width) != size and not resize:
+        raise DataError(
+            f"{where} is {image.height}x{image.width} where others are {size[0]}x{size[1]}: "
+            "pass --image-size to resize them"
+        )
 
 
 def _has_sixteen(image: Image.Image) -> bool:

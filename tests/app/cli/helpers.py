@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-QUICK = ["--model", "mlp", "--method", "dp-sgd", "--batch-size", "64", "--accountant", "rdp",
-         "--epochs", "0.1", "--noise-multiplier", "1"]  # fmt: skip
+QUICK = ["--data", "digits", "--model", "mlp", "--method", "dp-sgd", "--batch-size", "64",
+         "--accountant", "rdp", "--epochs", "0.1", "--noise-multiplier", "1"]  # fmt: skip
 
 
 def one_sentence(ended, says):

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
 from dpbam.bias import method_advice
@@ -32,7 +33,10 @@ FLAGS = {
         [*QUICK, "--model", "resnet18"],
         "auto, scattering, onnx:FILE and features:hf:NAME",
     ),
-    "batch of auto": (["--epsilon", 3, "--batch-size", 5000], "which means 1438 here"),
+    "batch of auto": (
+        ["--data", "digits", "--epsilon", 3, "--batch-size", 5000],
+        "which means 1438",
+    ),
     "method": (["--epsilon", 3, "--method", "dpsgd"], "did you mean 'dp-sgd'?"),
     "optimizer": (["--epsilon", 3, "--optimizer", "adaam"], "did you mean 'adam'?"),
     "clipping": (["--epsilon", 3, "--clipping", "perlayer"], "did you mean 'per-layer'?"),
@@ -366,6 +370,10 @@ def with_copies(path, twice):
     return path
 
 
+def is_published(path):
+    return path.suffix != ".safetensors" and "non-private" not in path.parts
+
+
 OF_MANY_RUNS = {
     "compare": ["--method", "bam", "--seeds", 1],
     "compare --json": ["--seeds", 1, "--json"],
@@ -381,7 +389,7 @@ def test_many_runs_warn_of_copies_once_and_on_stderr_alone(dpbam, tmp_path, comm
     ended = dpbam(command.split()[0], *args)
     assert ended.code == 0, ended.err
     assert " ".join(ended.err.split()).count("1 image occurs more than once in") == int(twice)
-    files = [p for p in (tmp_path / "out").rglob("*") if p.is_file()]
+    files = [p for p in (tmp_path / "out").rglob("*") if p.is_file() and is_published(p)]
     assert "more than once" not in ended.out
     assert not any(b"more than once in" in p.read_bytes() for p in files)
 
@@ -400,8 +408,48 @@ def test_copies_in_the_data_are_warned_of_and_are_in_no_published_file(dpbam, tm
         in said
     ) == warned
     assert ("1 image of scans.npz/test is in scans.npz/train too" in said) == warned
-    files = [p for p in out.rglob("*") if p.is_file() and p.suffix != ".safetensors"]
+    files = [p for p in out.rglob("*") if p.is_file() and is_published(p)]
     assert bool(files) == (way != ("--dry-run",))
     assert not any(b"more than once in" in p.read_bytes() for p in files)
     if files:
         assert (out / "non-private").stat().st_mode & 0o777 == 0o700
+        assert (out / "non-private" / "warnings.txt").exists() == twice
+    if way == ("--json-lines",):
+        assert "if there are any, are in TMP/run/non-private/warnings.txt" in said
+    if twice and files:
+        assert "1 image occurs more than once in" in (out / "non-private/warnings.txt").read_text()
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "search"])
+def test_a_forgotten_data_set_is_named(command, dpbam, tmp_path):
+    flags = ["--pay", "public", "--vary", "lr=0.01,0.1"] if command == "search" else []
+    ended = dpbam(command, "--epsilon", 3, *flags, "--out", tmp_path / "out")
+    one_sentence(ended, "there is no data set: give --data, a folder of images")
+
+
+@pytest.mark.parametrize("damage", ["size", "bytes"])
+def test_a_dry_run_refuses_what_training_refuses_and_says_the_same(damage, dpbam, tmp_path):
+    pixels = images(48)
+    for k in range(48):  # more than the headers that are looked at to find the common size
+        file = tmp_path / "scans" / "ab"[k % 2] / f"{k}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels[k]).save(file)
+    file = tmp_path / "scans" / "a" / "20.png"
+    if damage == "size":
+        Image.new("L", (9, 8)).save(file)
+    else:
+        file.write_bytes(file.read_bytes()[:-30])
+    args = [*QUICK, "--batch-size", "8", "--data", tmp_path / "scans", "--out", tmp_path / "out"]
+    planned, trained = dpbam("train", *args, "--dry-run"), dpbam("train", *args, "--quiet")
+    one_sentence(planned, "a/20.png")
+    assert (planned.code, planned.err) == (trained.code, trained.err)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_plan_names_what_is_held_out_and_warns_of_a_weak_epsilon(dpbam):
+    weak = ["train", "--data", "digits", "--model", "mlp", "--epsilon", 3000, "--accountant", "rdp"]
+    ended = dpbam(*weak, "--dry-run")
+    assert "warning: epsilon 3000 is hardly any protection" in ended.err
+    said = " ".join(ended.out.split())
+    assert "359 records (digits/test) are for evaluation, and are not trained on" in said
+    assert "hardly any protection" not in dpbam("train", *QUICK, "--dry-run").err

@@ -77,7 +77,7 @@ def test_a_model_option_that_is_none(text):
 
 def test_flags_override_a_file(tmp_path):
     file = tmp_path / "run.toml"
-    file.write_text('method = "dp-sgd"\nepsilon = 8\nlr = 0.1\n[model_options]\nwidth = 0.25\n')
+    file.write_text('data = "digits"\nepsilon = 8\nlr = 0.1\n[model_options]\nwidth = 0.25\n')
     config = run_config(file, {"lr": 0.2})
     assert (config.method, config.epsilon, config.lr) == ("dp-sgd", 8, 0.2)
     assert config.model_options == {"width": 0.25}
@@ -85,10 +85,10 @@ def test_flags_override_a_file(tmp_path):
 
 def test_a_flag_takes_the_place_of_its_alternative_in_the_file(tmp_path):
     file = tmp_path / "run.toml"
-    file.write_text("epsilon = 8\nema = 0.9\n")
+    file.write_text('data = "digits"\nepsilon = 8\nema = 0.9\n')
     config = run_config(file, {"noise_multiplier": 2.0, "swa": 0.5})
     assert (config.epsilon, config.noise_multiplier, config.ema, config.swa) == (None, 2, None, 0.5)
-    assert merged(file, {}) == {"epsilon": 8, "ema": 0.9}
+    assert merged(file, {}) == {"data": "digits", "epsilon": 8, "ema": 0.9}
 
 
 def test_the_help_shows_the_configurations_own_defaults(dpbam):

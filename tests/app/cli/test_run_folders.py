@@ -272,8 +272,8 @@ COMPARE = {
 
 @pytest.mark.parametrize(("args", "says"), COMPARE.values(), ids=COMPARE)
 def test_comparing_what_cannot_be(args, says, dpbam, tmp_path):
-    base = ["--noise-multiplier", 1, "--accountant", "rdp", "--out", tmp_path / "out"]
-    one_sentence(dpbam("compare", *base, *args), says)
+    base = ["--data", "digits", "--noise-multiplier", 1, "--accountant", "rdp"]
+    one_sentence(dpbam("compare", *base, "--out", tmp_path / "out", *args), says)
     assert not (tmp_path / "out").exists()
 
 
@@ -359,7 +359,7 @@ def test_evaluate_takes_what_train_takes(dpbam, tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     flags = [*QUICK, "--batch-size", "20", "--quiet", "--out", tmp_path / "run"]
-    assert dpbam("train", "--data", "spectra:load", *flags).code == 0
+    assert dpbam("train", *flags, "--data", "spectra:load").code == 0
     ended = dpbam("evaluate", tmp_path / "run", "--data", "spectra:load", "--json")
     assert ended.code == 0, ended.err
     assert json.loads(ended.out)["test_set_of_the_run"] is True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dpbam.app.audit.check import check_run, signed_off
+from dpbam.app.audit.check import check_run, passed
 from dpbam.app.runs import Budget, ConfigError, RunConfig, RunError, execute, prepare
 from dpbam.app.runs.bias import measure
 from dpbam.app.runs.class_counts import (
@@ -88,7 +88,7 @@ def test_counts_are_charged_before_the_first_step_and_within_epsilon(tmp_path):
     assert "class-counts.json" in stated["may_be_published"]
     assert "class-counts.json" in stated["identity"]["files"]
     assert "sigma 10" in (tmp_path / "run" / "privacy-statement.md").read_text()
-    assert signed_off(check_run(tmp_path / "run"))
+    assert passed(check_run(tmp_path / "run"))
 
 
 @pytest.mark.slow
@@ -166,7 +166,7 @@ def test_noise_alone_makes_no_class_frequent():
 
 def test_a_balanced_run_adjusts_the_loss_by_its_released_counts(tmp_path):
     execute(RunConfig(**SETTINGS, balance=0.5, seed=1), tmp_path / "run")
-    assert signed_off(check_run(tmp_path / "run"))
+    assert passed(check_run(tmp_path / "run"))
     text = (tmp_path / "run" / "privacy-statement.md").read_text()
     assert "0.5 of the log frequencies" in text.replace("\\", "")
     with pytest.raises(ConfigError, match="balance needs the frequencies"):

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from dpbam.app.audit.check import check_run, signed_off
+from dpbam.app.audit.check import check_run, passed
 from dpbam.app.runs import (
     ConfigError,
     RunConfig,
@@ -169,7 +169,7 @@ def test_only_the_head_differs_from_the_public_weights(finished):
 
 @pytest.mark.slow
 def test_an_audit_signs_off_a_run_with_an_encoder(finished):
-    assert signed_off(check_run(finished))
+    assert passed(check_run(finished))
 
 
 def test_the_published_model_needs_neither_hub_nor_folder(config, encoder, tmp_path):

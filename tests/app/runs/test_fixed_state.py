@@ -63,7 +63,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, name: str, at: int) -> None:
     monkeypatch.setattr(PrivateGradientOracle, "backward", backward)
 
 
-def test_an_honest_run_is_published_and_signed_off(config: RunConfig, tmp_path: Path) -> None:
+def test_an_honest_run_is_published_and_passes_the_audit(config: RunConfig, tmp_path: Path) -> None:
     out = tmp_path / "run"
     execute(config, out)
     assert fixed_finding(out) == (True, "3 tensors, bit-identical")

@@ -93,7 +93,7 @@ def check_run(run: str | Path, operator: Path | None = None) -> list[Finding]:
     return [finding for check in _CHECKS for finding in _checked(check, evidence)]
 
 
-def signed_off(findings: list[Finding]) -> bool:
+def passed(findings: list[Finding]) -> bool:
     """Whether nothing is wrong."""
     return all(f.right for f in findings)
 

@@ -69,19 +69,19 @@ def _check(folder: Path, operator: Path | None, as_json: bool, every: bool) -> N
 
     kind = exported if is_export(RunFolder(folder)) else check
     findings = kind.check_run(folder, operator)
-    good = check.signed_off(findings)
+    good = check.passed(findings)
     if as_json:
         meaning = {"means": kind.MEANS, "does_not_mean": kind.DOES_NOT_MEAN} if good else {}
         rows = [{"check": f.check, "state": f.state, "seen": f.seen} for f in findings]
-        print_json({"signed_off": good, **meaning, "findings": rows})
+        print_json({"passed": good, **meaning, "findings": rows})
     else:
         wrong = sum(not f.right for f in findings)
         _show_findings(folder, findings, every)
         if good:
-            say(f"signed off. This means that {kind.MEANS}.")
+            say(f"passed. This means that {kind.MEANS}.")
             say(f"It does not mean {kind.DOES_NOT_MEAN}.")
         else:
-            say(f"not signed off: {wrong} checks failed. Do not rely on the statement until each "
+            say(f"not passed: {wrong} checks failed. Do not rely on the statement until each "
                 "is explained: a changed or lost file looks the same as a forged one.")  # fmt: skip
     if not good:
         raise typer.Exit(1)

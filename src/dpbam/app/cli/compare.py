@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from dpbam import _validate
-from dpbam.app.cli.flags import ConfigFile, merged, settings_as_flags
+from dpbam.app.cli.flags import ConfigFile, merged, require_data, settings_as_flags
 from dpbam.app.cli.output import Json, option, print_json, say, table, warn
 from dpbam.app.cli.progress import RunsDisplay, cost, resumable
 from dpbam.app.compare.comparison import (
@@ -76,6 +76,7 @@ def compare_methods(
         include_non_private=include_non_private,
         share_noise=share_noise,
     )
+    require_data(settings)
     result = carry_out(runs, out, jobs, json)
     if json:
         print_json(result.to_dict())

@@ -111,6 +111,15 @@ def merged(file: Path | None, flags: Mapping[str, object]) -> dict[str, object]:
     return {**values, **flags}
 
 
+def require_data(values: Collection[str]) -> None:
+    """Refuse settings that name no data set: the default is for Python alone."""
+    if "data" not in values:
+        raise ConfigError(
+            "there is no data set: give --data, a folder of images, a .npz file, or a name such as "
+            "digits (dpbam data list has all kinds)"
+        )
+
+
 def as_typed(message: str, flags: Mapping[str, str]) -> str:
     """Name the settings in a message by their flags, as a user of the command line typed them.
 
@@ -166,7 +175,9 @@ def run_config(
     default: Callable[[Mapping[str, object]], Mapping[str, object]] = dict,
 ) -> RunConfig:
     """Return the configuration of a file and flags; ``default`` may add what both leave out."""
-    return _effective(RunConfig.from_mapping(default(merged(file, flags))), flags)
+    config = _effective(RunConfig.from_mapping(default(merged(file, flags))), flags)
+    require_data(config.model_fields_set)
+    return config
 
 
 def resumed_config(run: Path, flags: Mapping[str, object]) -> RunConfig:

@@ -31,6 +31,7 @@ from dpbam.app.cli.boundary import INTERRUPTED
 from dpbam.app.cli.output import console, note, number, print_json, printable, say, warn
 from dpbam.app.runs import RunConfig, RunResult
 from dpbam.app.runs.escaping import visible
+from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.pool import StoppedError
 from dpbam.privacy.rounding import up
 from dpbam.tasks.scores import metric_label, metric_text
@@ -276,9 +277,14 @@ class JsonLinesReporter(Reporter):
 
     Schedulers keep what a job prints, so nothing unprotected is printed: no loss, no batch size,
     no notes of the data, which count its files, and no times, which depend on the batch size.
+    Warnings about the data are in a file of the run's non-private folder.
     """
 
     def on_start(self, report: StartReport) -> None:
+        if report.out is not None:
+            # always, since whether there are any is a fact about the data, too
+            warnings = RunFolder(report.out).warnings
+            self.on_message(f"warnings about the data, if there are any, are in {warnings}")
         _event("start", report)
 
     def on_step(self, report: StepReport) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from dpbam import _validate
-from dpbam.app.cli.flags import ConfigFile, merged, settings_as_flags
+from dpbam.app.cli.flags import ConfigFile, merged, require_data, settings_as_flags
 from dpbam.app.cli.output import Json, console, facts, note, option, print_json, say, warn
 from dpbam.app.cli.progress import resumable
 from dpbam.app.runs import prepare
@@ -70,6 +70,7 @@ def search(
         trials=trials,
         score_noise=score_noise(pay, score),
     ).calibrated()
+    require_data(search.settings)
     if dry_run:
         say(facts(_plan(search), title="search"))
         return

@@ -44,8 +44,8 @@ def train(
     json_lines: Annotated[
         bool,
         option(
-            "JSON on stdout, an event per line, for scripts. A scheduler keeps it, so it has "
-            "no warnings about the data: dpbam data check shows them.",
+            "JSON on stdout, an event per line, for scripts. A scheduler keeps it, so warnings "
+            "about the data are in the run's non-private/warnings.txt instead.",
             "--json-lines",
             common=False,
         ),
@@ -155,6 +155,8 @@ def _show_plan(settings: RunConfig, resumed: RunFolder | None, as_json: bool) ->
 
     with console(stderr=True).status("loading PyTorch") as status:
         prepared = prepare(settings, on_phase=status.update)
+        status.update("reading the images")
+        defects = prepared.defects()
         run = "" if resumed is None else resumed.read_facts().run
         summary = asdict(prepared.summary(status.update))
         if settings.budget is not None:
@@ -172,6 +174,7 @@ def _show_plan(settings: RunConfig, resumed: RunFolder | None, as_json: bool) ->
     rows = {name.replace("_", " "): value for name, value in summary.items()}
     if settings.physical_batch_size is None:
         rows["physical batch size"] = f"about {summary['physical_batch_size']}, chosen to fit"
+    rows["evaluation"] = prepared.evaluated_on
     rows["estimated memory"] = f"{memory:.0f} MiB"
     rows["estimated time"] = (
         f"about {duration(seconds)} on this machine, as steps on blank images take; reading files "
@@ -181,7 +184,7 @@ def _show_plan(settings: RunConfig, resumed: RunFolder | None, as_json: bool) ->
     if change:
         rows["gains most"] = change
     say(facts(rows, title="the plan (nothing was trained or written)"))
-    for warning in prepared.defects():
+    for warning in defects:
         warn(warning)
     say(*prepared.chosen)
     if not prepared.config.in_closed_form:

@@ -89,7 +89,8 @@ class RunConfig(BaseModel):
 
     # fmt: off
     data: str = _data(
-        "A data set: a name, a path, or module:function.", "digits", common=True, code=True,
+        "A data set: a folder, a file, a name, or module:function.", "digits", common=True,
+        code=True, unset="required",
     )
     data_root: Path | None = _data(
         "Where downloads live (or set DPBAM_DATA).", resume="always", distinguishes=False,

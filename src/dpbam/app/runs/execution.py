@@ -94,6 +94,8 @@ def execute(
 def _begun(folder: RunFolder, config: RunConfig, ranks: Ranks) -> tuple[RunFacts, Prepared]:
     """Prepare a new run, which is refused before anything is written."""
     prepared = prepare(config, cache=folder.non_private if ranks.leads else None)
+    # every image is read, so that a broken one is refused before anything is written or charged
+    prepared = replace(prepared, warnings=tuple(ranks.from_leader(prepared.defects)))
     facts = ranks.from_leader(lambda: new_facts(prepared, ranks.world))
     if ranks.world > 1:
         check_prepared(facts, prepared, ranks.world)
@@ -282,8 +284,9 @@ class _Session:
         prepared, config = self.prepared, self.prepared.config
         for note in prepared.train.notes:
             self.reporter.on_non_private_note(note)
-        for warning in prepared.defects() if step == 0 else ():  # a resumed run has given them
+        for warning in prepared.warnings:
             self.reporter.on_non_private_warning(warning)
+        self.reporter.on_message(prepared.evaluated_on)
         for line in prepared.chosen:
             self.reporter.on_message(line)
         self._watch_features()

@@ -73,6 +73,7 @@ class RunFolder:
         self.training_log = self.non_private / "training.jsonl"
         self.evaluations = self.non_private / "evaluations.jsonl"
         self.bias = self.non_private / "bias.jsonl"
+        self.warnings = self.non_private / "warnings.txt"
 
     @property
     def started(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from dpbam.app.runs.automatic import resolve
 from dpbam.app.runs.config import ConfigError, RunConfig
 from dpbam.privacy import accounting
 from dpbam.privacy.plan import RELATION, PrivacyPlan
+from dpbam.privacy.rounding import up
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from dpbam.training.events import Reporter
     from dpbam.training.trainer import Trainer
 
+_WEAK_EPSILON = 20.0
 _FEW_ROWS = 16  # with fewer, parts of a step that do not grow still dominate
 Phase = Callable[[str], None]
 
@@ -82,6 +85,7 @@ class Prepared:
         task: the loss of a record, metrics and predictions.
         cache: the folder that keeps the features of a frozen encoder; None: memory.
         chosen: lines for the user about settings that were chosen; empty: none were.
+        warnings: what is wrong with the data, for the operator alone, where it was looked for.
     """
 
     config: RunConfig
@@ -92,6 +96,7 @@ class Prepared:
     task: Task
     cache: Path | None = None
     chosen: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @cached_property
     def seen(self) -> Splits:
@@ -119,8 +124,20 @@ class Prepared:
         """The owner of each training record, where the unit is not the record."""
         return _units(self.plan.unit, self.train)
 
+    @property
+    def evaluated_on(self) -> str:
+        """Which records test the model, and that they do not train it: a sentence."""
+        from dpbam.data.split import is_held_out
+
+        role = "were held out for evaluation" if is_held_out(self.test) else "are for evaluation"
+        return f"{len(self.test)} records ({self.test.name}) {role}, and are not trained on"
+
     def defects(self) -> list[str]:
-        """Return the warnings on defects of the data, for the operator only."""
+        """Return the warnings on defects of the data, for the operator only.
+
+        Raises:
+            dpbam.data.DataError: if an image cannot be read, or is of another size.
+        """
         from dpbam.data.checking import defects
 
         return defects(self.train, self.test, self.plan.unit, private=self.config.private)
@@ -318,6 +335,7 @@ def prepare(
     plan = config.plan(n, noise_multiplier=noise_multiplier, unit=unit)
     if config.in_closed_form:
         build.set_moment_noise(model, plan)
+    _warn_of_epsilon(config.epsilon or plan.epsilon(), unit)
     return Prepared(config, train, test, plan, model, task, cache, resolved.lines)
 
 
@@ -348,6 +366,15 @@ def counted(oracle: PrivateGradientOracle, train: DataSet, task: Task, units: in
     with warnings.catch_warnings():  # the run's own engine will report what stands in its way
         warnings.simplefilter("ignore")
         return count_work(oracle.engine, physical, oracle.method, oracle.lam())
+
+
+def _warn_of_epsilon(epsilon: float, unit: str) -> None:
+    if _WEAK_EPSILON < epsilon < math.inf:
+        warnings.warn(
+            f"epsilon {up(epsilon)} is hardly any protection: it allows that guesses whether a "
+            f"{unit} was trained on are nearly always right; most take 1 to 10",
+            stacklevel=3,
+        )
 
 
 def _check_cache(folder: Path) -> None:

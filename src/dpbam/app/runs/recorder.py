@@ -55,6 +55,10 @@ class Recorder(Reporter):
     def on_release(self, released: ReleasedStatistics) -> None:
         append_row(self._folder.statistics, released)
 
+    def on_non_private_warning(self, warning: str) -> None:
+        with self._folder.warnings.open("a", encoding="utf-8") as file:
+            file.write(f"{warning}\n")
+
     def on_evaluation(self, report: EvaluationReport) -> None:
         # counted before it is shown; this file is never rewound
         row = ComparedRow(step=report.step, compared=report.compared)
