@@ -44,7 +44,7 @@ def test_a_run_folder_holds_what_it_says(tiny, tmp_path):
     ]  # fmt: skip
     assert RunConfig.from_file(result.out / "config.toml") == tiny.replace(unit="record")
     names = [name for name, _ in heard.said]
-    assert names[0] == "on_start"
+    assert names[:2] == ["on_message", "on_start"]  # the first: what is for evaluation
     assert names[-1] == "on_end"
     assert names.count("on_step") == result.steps == result.charged == 8
     assert names.count("on_evaluation") == len(result.evaluations) == 8
