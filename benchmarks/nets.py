@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpbam.nn.models import ResNet9
-from dpbam.nn.wide_resnet import WideResNet
+from dpbam.nn.models import ResNet9, WideResNet
 
 
 class Residual(nn.Module):

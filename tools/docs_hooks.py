@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import html
+import re
 from pathlib import Path
 from typing import Any
 
-from docs_site import command_line, configuration, guarantees, maths, reference, sources
+from docs_site import command_line, configuration, guarantees, reference, sources
+from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -18,6 +21,9 @@ ELSEWHERE = {
 }
 #: The generated pages of the studies and their figures, and where the site shows them.
 STUDIES, SHOWN = "reproduce/pages", "studies"
+# LaTeX in a page becomes MathML, which every current browser shows without script or font
+_INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
+_DISPLAY = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DOTALL)
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -56,6 +62,11 @@ def _of_the_root(path: str) -> str:
     return text.replace("](docs/", "](").replace("](../docs/", "](")
 
 
-def on_page_content(html: str, page: Page, config: Any, files: Files) -> str:
+def on_page_content(content: str, page: Page, config: Any, files: Files) -> str:
     """Formulas as MathML."""
-    return maths.render(html)
+    content = _INLINE.sub(lambda m: _mathml(m[1], "inline"), content)
+    return _DISPLAY.sub(lambda m: f'<div class="formula">{_mathml(m[1], "block")}</div>', content)
+
+
+def _mathml(latex: str, display: str) -> str:
+    return str(convert(html.unescape(latex).strip(), display=display))

@@ -326,11 +326,11 @@ MODELS: Kind[Model] = Kind(
     "model",
     "dpbam.models",
     Model("resnet9", "dpbam.nn.models:ResNet9"),
-    Model("wrn-16-4", "dpbam.nn.wide_resnet:WideResNet", "any wrn-D-K: depth D, factor K",
+    Model("wrn-16-4", "dpbam.nn.models:WideResNet", "any wrn-D-K: depth D, factor K",
           pattern=r"wrn-(?P<depth>\d+)-(?P<widen>\d+)"),
     Model("small-cnn", "dpbam.nn.models:SmallCNN"),
     Model("mlp", "dpbam.nn.models:MLP"),
-    Model("unet", "dpbam.nn.unet:UNet", "scores per pixel, for segmentation"),
+    Model("unet", "dpbam.nn.models:UNet", "scores per pixel, for segmentation"),
 )  # fmt: skip
 
 SOURCES: Kind[Source] = Kind(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from app.runs.test_escaping import HOSTILE, check_name, stated_values
-from dpbam.app.audit import accountant, vouching
+from dpbam.app.audit import accountant, check
 from dpbam.app.runs import RunConfig, RunError, card, escaping, execute, identity, statement_text
 from dpbam.app.runs.identity import config_digest
 from planting import Mistake, catches
@@ -63,7 +63,7 @@ def check_what_is_signed_was_checked() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(accountant, "_POINTS", 2**12)
         with contextlib.suppress(RunError):  # the refusal; what counts is that nothing is signed
-            vouching.sign(run, key)
+            check.sign(run, key)
     assert not (run / "privacy-statement.sig").exists()
 
 
@@ -88,7 +88,8 @@ MISTAKES = {
         check_names_are_text, escaping, "visible", lambda real: str
     ),
     "a signature without a look": Mistake(
-        check_what_is_signed_was_checked, vouching, "_findings", lambda real: lambda run: []
+        check_what_is_signed_was_checked, check, "audit",
+        lambda real: lambda folder: check.Audit([], "", ""),
     ),
     "paths in the digest of the settings": Mistake(
         check_settings_hide_paths, identity, "_last_part", lambda real: str

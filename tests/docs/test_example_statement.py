@@ -37,11 +37,11 @@ def today() -> str:
 
 def test_the_example_has_the_outline_of_todays_statements(today, monkeypatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "tools")
-    import example_statement
+    import statements
 
-    page = example_statement.PAGE.read_text(encoding="utf-8")
-    assert outline(page) == outline(example_statement.page(today)), (
-        "write it anew: python tools/example_statement.py"
+    page = statements.PAGE.read_text(encoding="utf-8")
+    assert outline(page) == outline(statements.page(today)), (
+        "write it anew: python tools/statements.py --train"
     )
     assert "epsilon = 3, delta = 1e-06" in page
 

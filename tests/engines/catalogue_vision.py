@@ -10,7 +10,7 @@ import zoo
 from catalogue import ROWS, Example, Net, example, images, parameter, register
 from torch import Tensor, nn
 
-from dpbam.nn.wide_resnet import WideResNet
+from dpbam.nn.models import WideResNet
 
 
 def _from_zoo(name: str) -> Callable[[], Example]:

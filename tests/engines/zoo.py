@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpbam.nn.models import MLP, ResNet9
-from dpbam.nn.wide_resnet import WideResNet
+from dpbam.nn.models import MLP, ResNet9, WideResNet
 
 Made = tuple[nn.Module, Any, Tensor]
 ROWS = 8

@@ -1,1 +1,1 @@
-"""Extends mkdocs for the documentation's site: maths, source pages, the command line."""
+"""Extends mkdocs for the documentation's site: source pages, the command line."""

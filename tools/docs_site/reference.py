@@ -85,7 +85,7 @@ PAGES = {
             ("Comparing and searching",
              "Comparisons with paired seeds, and searches for hyper-parameters.",
              "dpbam.app.compare.comparison dpbam.app.compare.statistics "
-             "dpbam.app.compare.pairing dpbam.app.search.search dpbam.app.search.selection "
+             "dpbam.app.search.search dpbam.app.search.selection "
              "dpbam.app.search.space dpbam.app.search.study"),
             ("Audit", "Checks of a finished run, and attacks on its model.", "dpbam.app.audit"),
             ("Programs",

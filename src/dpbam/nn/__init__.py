@@ -1,12 +1,10 @@
 """Models for private training, standardised convolutions, model checks and repairs."""
 
 from dpbam.nn.freeze import freeze, head_only, train_part
-from dpbam.nn.models import MLP, ResNet9, SmallCNN
+from dpbam.nn.models import MLP, ResNet9, SmallCNN, UNet, WideResNet
 from dpbam.nn.registry import build_model
 from dpbam.nn.repair import check_model, check_trainable, replace_batch_norm
 from dpbam.nn.standardise import StandardisedConv1d, StandardisedConv2d, StandardisedConv3d
-from dpbam.nn.unet import UNet
-from dpbam.nn.wide_resnet import WideResNet
 
 __all__ = [
     "MLP",

@@ -1,13 +1,13 @@
-"""The paper's ResNet-9 and two small models, with torch's default initialisation.
+"""The models by name, with torch's default initialisation.
 
 ====================  =========================================  ===========================
 model                 for                                        parameters
 ====================  =========================================  ===========================
 :class:`ResNet9`      CIFAR (the paper), images from 8x8         2 447 946 (3 ch., 10 classes)
-:class:`.WideResNet`  ImageNet32 (the paper), images from 8x8    3 003 736 (16-4, 1000 classes)
+:class:`WideResNet`   ImageNet32 (the paper), images from 8x8    3 003 736 (16-4, 1000 classes)
 :class:`SmallCNN`     small images from 4x4                      25 978 (1 ch., 10 classes)
 :class:`MLP`          vectors, and images of any size            depends on its widths
-:class:`.UNet`        segmentation of images from 8x8            118 322 (1 ch., 2 classes)
+:class:`UNet`         segmentation of images from 8x8            118 322 (1 ch., 2 classes)
 ====================  =========================================  ===========================
 
 None mixes samples. Every operation has a forward derivative and a double backward, and works under
@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpbam import _validate
@@ -33,7 +35,7 @@ from dpbam.nn.blocks import (
     conv_norm_act,
     group_norm,
 )
-from dpbam.nn.standardise import WeightStandardisation
+from dpbam.nn.standardise import WeightStandardisation, convolution
 
 
 class ResNet9(nn.Module):
@@ -53,7 +55,6 @@ class ResNet9(nn.Module):
     Shapes: [n, in_channels, y, x], y and x at least 8 -> [n, num_classes].
 
     Example:
-        >>> import torch
         >>> net = ResNet9(in_channels=1, num_classes=2, width=0.25)
         >>> net(torch.zeros(3, 1, 28, 28)).shape
         torch.Size([3, 2])
@@ -98,6 +99,115 @@ class ResNet9(nn.Module):
         return logits
 
 
+class WideResNet(nn.Module):
+    """The paper's WideResNet-depth-widen (ImageNet32), after De et al. (2022), with ReLU.
+
+    Stem conv 16 - three stages of (depth - 4) / 6 blocks with 16, 32 and 64 times ``widen``
+    channels, the second and third at half the size - activation, norm - mean over the map -
+    linear. A block is x + conv(norm(act(conv(norm(act(x)))))), activation before norm as in De et
+    al.; the first block of a stage has conv1x1(norm(act(x))) in place of x.
+
+    Unlike theirs, the convolutions have neither bias nor gain (the norm before each has scale and
+    shift), their fan-in factor is outside the weight and only where no norm cancels it (on the two
+    sides of a sum), and the stem's 16 channels have 8 groups instead of 16 of one channel each.
+
+    Args:
+        depth: 10, 16, 22, 28, ...: 6 k + 4.
+        widen: the widening factor K.
+        groups: of every group norm, at most (see :func:`~dpbam.nn.blocks.group_count`).
+        weight_standardisation: of every convolution; De et al. used "scale".
+        activation: De et al. used "relu"; "mish" is smooth, which suits exact BAM's Hessian.
+
+    Shapes: [n, in_channels, y, x], y and x at least 8 -> [n, num_classes].
+
+    Example:
+        >>> WideResNet(num_classes=5, depth=10, widen=1)(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 5])
+    """
+
+    least_side = 8
+
+    def __init__(
+        self,
+        in_channels: int = 3,
+        num_classes: int = 1000,
+        *,
+        depth: int = 16,
+        widen: int = 4,
+        groups: int = 16,
+        weight_standardisation: WeightStandardisation = "scale",
+        activation: Activation = "relu",
+    ) -> None:
+        super().__init__()
+        check_arguments(in_channels, num_classes, weight_standardisation)
+        _validate.count("widen", widen)
+        _validate.count("groups", groups)
+        if _validate.count("depth", depth, least=10) % 6 != 4 or depth > MOST_LAYERS:
+            raise ArgumentError(
+                f"depth must be 6 k + 4 (10, 16, 22, 28, 40, ...), at most {MOST_LAYERS}, got "
+                f"{depth}"
+            )
+        self.stem = convolution(in_channels, 16, weight_standardisation=weight_standardisation)
+        channels, blocks = 16, []
+        for stage in range(3):
+            for block in range((depth - 4) // 6):
+                out = 16 * 2**stage * widen
+                stride = 2 if block == 0 and stage > 0 else 1
+                skip = block == 0
+                blocks.append(
+                    _PreActivationBlock(
+                        channels, out, stride, skip, groups, weight_standardisation, activation
+                    )
+                )
+                channels = out
+        self.blocks = nn.Sequential(*blocks)
+        self.activation = activation_module(activation)
+        self.norm = group_norm(channels, most=groups)
+        self.head = nn.Linear(channels, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        check_image(x, "wrn", self.least_side)
+        x = self.norm(self.activation(self.blocks(self.stem(x))))
+        logits: Tensor = self.head(x.mean((-2, -1)))
+        return logits
+
+
+class _PreActivationBlock(nn.Module):
+    """x + f F(x), or e skip(x) + f F(x), with F and skip made of (activation, norm, convolution).
+
+    e and f are 1/sqrt(fan-in) of the convolution before the sum if weights are scaled, else 1, so
+    that the two sides of the sum have one scale. De et al. have them inside the standardisation.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        out: int,
+        stride: int,
+        skip: bool,
+        groups: int,
+        weight_standardisation: WeightStandardisation,
+        activation: Activation,
+    ) -> None:
+        super().__init__()
+
+        def unit(fan: int, kernel: int, stride: int) -> list[nn.Module]:
+            conv = convolution(
+                fan, out, kernel, stride=stride, weight_standardisation=weight_standardisation
+            )
+            return [activation_module(activation), group_norm(fan, most=groups), conv]
+
+        scaled = weight_standardisation == "scale"
+        self.body = nn.Sequential(*unit(channels, 3, stride), *unit(out, 3, 1))
+        self.body_factor = (9 * out) ** -0.5 if scaled else 1.0
+        self.skip = nn.Sequential(*unit(channels, 1, stride)) if skip else nn.Identity()
+        self.skip_factor = channels**-0.5 if scaled and skip else 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.skip_factor * self.skip(x) + self.body_factor * self.body(x)
+        return y
+
+
 class SmallCNN(nn.Module):
     """Three convolutions for small images: 8x8 digits, 28x28 MedMNIST, up to some 64x64.
 
@@ -112,7 +222,6 @@ class SmallCNN(nn.Module):
     Shapes: [n, in_channels, y, x], y and x at least 4 -> [n, num_classes].
 
     Example:
-        >>> import torch
         >>> SmallCNN(in_channels=1)(torch.zeros(2, 1, 8, 8)).shape
         torch.Size([2, 10])
     """
@@ -163,7 +272,6 @@ class MLP(nn.Module):
     Shapes: [n, ...] with in_features numbers per sample -> [n, num_classes].
 
     Example:
-        >>> import torch
         >>> MLP(64, 10, hidden=(32,))(torch.zeros(2, 1, 8, 8)).shape
         torch.Size([2, 10])
     """
@@ -193,6 +301,75 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(self.body(x.flatten(1)))
         return logits
+
+
+class UNet(nn.Module):
+    """A U-Net with group norm, which scores every pixel (Ronneberger et al. 2015).
+
+    It halves the image ``depth`` times, then enlarges it by as much. Each level is two 3x3
+    convolutions, each followed by group norm and activation; channels double with each halving (2x2
+    average). On the way up the nearest pixels are repeated, joined with the level's features from
+    the way down. The head is a 1x1 convolution. No layer mixes samples.
+
+    Args:
+        width: channels of the first level.
+        depth: number of halvings.
+        weight_standardisation: of every 3x3 convolution.
+        activation: "mish", "tanh" or "relu".
+
+    Shapes: [n, in_channels, y, x], y and x at least 8 -> [n, num_classes, y, x].
+
+    Example:
+        >>> UNet(in_channels=1, num_classes=3, width=8)(torch.zeros(2, 1, 20, 17)).shape
+        torch.Size([2, 3, 20, 17])
+    """
+
+    least_side = 8
+
+    def __init__(
+        self,
+        in_channels: int = 3,
+        num_classes: int = 2,
+        *,
+        width: int = 16,
+        depth: int = 2,
+        weight_standardisation: WeightStandardisation = "centre",
+        activation: Activation = "mish",
+    ) -> None:
+        super().__init__()
+        check_arguments(in_channels, num_classes, weight_standardisation)
+        if _validate.count("depth", depth) > 3:
+            raise ArgumentError(f"depth must be 1, 2 or 3, got {depth}")
+        channels = [_validate.count("width", width) * 2**k for k in range(1 + depth)]
+
+        def level(fan: int, out: int) -> nn.Sequential:
+            pair = ((fan, out), (out, out))
+            return nn.Sequential(*(
+                conv_norm_act(a, b, weight_standardisation=weight_standardisation,
+                              activation=activation) for a, b in pair
+            ))  # fmt: skip
+
+        self.down = nn.ModuleList(
+            level(a, b) for a, b in zip([in_channels, *channels], channels, strict=False)
+        )
+        self.up = nn.ModuleList(
+            level(below + here, here)
+            for here, below in zip(channels[-2::-1], channels[:0:-1], strict=True)
+        )
+        self.head = nn.Conv2d(channels[0], num_classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        check_image(x, "unet", self.least_side)
+        levels = [self.down[0](x)]
+        for block in self.down[1:]:
+            levels.append(block(F.avg_pool2d(levels[-1], 2)))
+        y = levels.pop()
+        for block in self.up:
+            skip = levels.pop()
+            larger = F.interpolate(y, size=skip.shape[-2:], mode="nearest")
+            y = block(torch.cat([larger, skip], dim=1))
+        scores: Tensor = self.head(y)
+        return scores
 
 
 def _scale_channels(channels: int, width: float) -> int:

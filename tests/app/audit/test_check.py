@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.torch import load_file, save_file
 
-from dpbam.app.audit import accountant, check_run, exported
-from dpbam.app.audit.check import passed
-from dpbam.app.audit.vouching import sign
+from dpbam.app.audit import accountant, check_run
+from dpbam.app.audit.check import passed, sign
+from dpbam.app.audit.exported import check_export
 from dpbam.app.cli import main
 from dpbam.app.runs import RunConfig, RunError, execute
 from dpbam.app.runs.documents import Statement
@@ -384,7 +384,7 @@ def test_an_export_is_signed_as_a_whole(
     for name, (tamper, check) in EXPORTS.items():
         copy = Path(shutil.copytree(out, tmp_path / name))
         tamper(copy)
-        assert check in [f.check for f in exported.check_run(copy, public) if not f.right], name
+        assert check in [f.check for f in check_export(copy, public) if not f.right], name
 
 
 @pytest.mark.parametrize("change", ["another model", "another file", "another statement"])

@@ -18,7 +18,7 @@ from dpbam.app.compare.comparison import (
     noise_seed,
     plan_runs,
 )
-from dpbam.app.compare.pairing import WHAT, check_pairs
+from dpbam.app.compare.statistics import WHAT, check_pairs
 from dpbam.app.runs import ConfigError
 from dpbam.data import load_pair
 from dpbam.privacy.accounting import Charge, total_epsilon
@@ -103,7 +103,7 @@ def test_comparison_json_has_the_results(done):
     mine = saved["contenders"]["bam-0.05"]
     assert mine["accuracy"]["mean"] == result.mean("bam-0.05").mean
     assert mine["difference_to_first"]["count"] == 2
-    assert mine["verdict"] == result.verdict("bam-0.05")
+    assert mine["verdict"] == result.difference("bam-0.05").verdict
     assert [r["epsilon"] for r in saved["runs"] if r["name"] == "sgd"] == ["infinite"] * 2
 
 
@@ -203,7 +203,7 @@ def test_no_winner_without_an_interval_that_says_so():
     def judged(*differences):
         pairs = enumerate(differences)
         runs = [r for s, d in pairs for r in (finished("a", s, 0.5), finished("b", s, 0.5 + d))]
-        return Comparison(("a", "b"), tuple(runs)).verdict("b")
+        return Comparison(("a", "b"), tuple(runs)).difference("b").verdict
 
     assert judged(0.02) == "no winner"  # one seed has no interval
     assert judged(0.05, 0.01, -0.01) == "no winner"  # the mean is above, the interval holds 0
@@ -224,7 +224,9 @@ def simulated(rng, shift=0.0, seeds=5):
 
 def covered(shift):
     rng = np.random.default_rng(0)
-    return np.mean([simulated(rng, shift).verdict("b") == "no winner" for _ in range(2000)])
+    return np.mean(
+        [simulated(rng, shift).difference("b").verdict == "no winner" for _ in range(2000)]
+    )
 
 
 def test_a_method_is_not_better_than_itself():

@@ -208,7 +208,7 @@ def test_every_statement_keeps_to_the_published_schema(tiny, kind):
 
 
 def test_the_published_schema_is_generated_from_the_type():
-    script = Path(__file__).parents[3] / "tools" / "statement_schema.py"
+    script = Path(__file__).parents[3] / "tools" / "statements.py"
     assert SCHEMA.read_text() == runpy.run_path(str(script))["schema"]()
     assert json.loads(SCHEMA.read_text())["properties"]["format"]["const"] == FORMAT
 

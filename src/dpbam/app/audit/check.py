@@ -1,6 +1,7 @@
 """``dpbam audit RUN``: is a run folder consistent with itself, and with a second accountant?
 
-Reads only; repairs nothing. Every check yields findings, right or wrong, in words.
+Reads only; repairs nothing. Every check yields findings, right or wrong, in words. ``dpbam sign``
+signs what passes every check.
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from pydantic import ValidationError
 
+from dpbam.app.audit import exported
 from dpbam.app.audit.accountant import bracket, profile
 from dpbam.app.audit.evidence import Evidence, Finding, Release, digits
-from dpbam.app.audit.stated import STATED, signature
+from dpbam.app.audit.stated import SIGNATURE, STATED, signature
 from dpbam.app.runs.automatic import not_by_rule
 from dpbam.app.runs.config import RunConfig, read_file
 from dpbam.app.runs.documents import (
@@ -28,7 +30,13 @@ from dpbam.app.runs.documents import (
 )
 from dpbam.app.runs.facts import difference
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
-from dpbam.app.runs.identity import config_digest, file_digest, public_key
+from dpbam.app.runs.identity import (
+    config_digest,
+    file_digest,
+    is_export,
+    public_key,
+    write_signature,
+)
 from dpbam.app.runs.run import RunError
 from dpbam.app.runs.statement import RATES, attacks, released_files
 from dpbam.privacy.accounting import total_epsilon
@@ -56,6 +64,51 @@ DOES_NOT_MEAN = (
     "all of them consistently would pass: a signature says who vouches); or that the "
     "epsilon is small enough for the purpose"
 )
+
+
+class Audit(NamedTuple):
+    """What the checks of a folder found, and what it means if all of it is right."""
+
+    findings: list[Finding]
+    means: str
+    does_not_mean: str
+
+
+def audit(folder: str | Path, operator: Path | None = None) -> Audit:
+    """Check a run folder, or the folder of an exported model.
+
+    Args:
+        folder: of either kind.
+        operator: the operator's public key (PEM), with which it must then be signed.
+
+    Raises:
+        RunError: if there is neither, or a file cannot be read.
+    """
+    if is_export(RunFolder(folder)):
+        findings = exported.check_export(folder, operator)
+        return Audit(findings, exported.MEANS, exported.DOES_NOT_MEAN)
+    return Audit(check_run(folder, operator), MEANS, DOES_NOT_MEAN)
+
+
+def sign(folder: str | Path, key: Path) -> str:
+    """Sign the statement of a run, or the digests of an export, and return the public key.
+
+    What is signed passes every check of :func:`audit`; an older signature is replaced.
+
+    Raises:
+        RunError: if a check fails, or a file is missing; nothing is written then.
+        ArgumentError: if there is no such key, or no package for it.
+    """
+    run = RunFolder(folder)
+    findings = [f for f in audit(run.path).findings if f.check not in SIGNATURE]
+    wrong = [finding for finding in findings if not finding.right]
+    if wrong:
+        more = f", and {len(wrong) - 1} other checks fail" if len(wrong) > 1 else ""
+        raise RunError(
+            f"nothing was signed: in {run.path} it does not hold that {wrong[0].check} "
+            f"({wrong[0].seen}){more}; see dpbam audit {run.path}"
+        )
+    return write_signature(run, key)
 
 
 def check_run(run: str | Path, operator: Path | None = None) -> list[Finding]:

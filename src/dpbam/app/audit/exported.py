@@ -23,7 +23,7 @@ DOES_NOT_MEAN = (
 )
 
 
-def check_run(folder: str | Path, operator: Path | None = None) -> list[Finding]:
+def check_export(folder: str | Path, operator: Path | None = None) -> list[Finding]:
     """Every finding about the exported folder.
 
     Args:

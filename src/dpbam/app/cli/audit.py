@@ -63,23 +63,20 @@ def audit(
 
 
 def _check(folder: Path, operator: Path | None, as_json: bool, every: bool) -> None:
-    from dpbam.app.audit import check, exported
-    from dpbam.app.runs.folder import RunFolder
-    from dpbam.app.runs.identity import is_export
+    from dpbam.app.audit.check import audit, passed
 
-    kind = exported if is_export(RunFolder(folder)) else check
-    findings = kind.check_run(folder, operator)
-    good = check.passed(findings)
+    findings, means, does_not_mean = audit(folder, operator)
+    good = passed(findings)
     if as_json:
-        meaning = {"means": kind.MEANS, "does_not_mean": kind.DOES_NOT_MEAN} if good else {}
+        meaning = {"means": means, "does_not_mean": does_not_mean} if good else {}
         rows = [{"check": f.check, "state": f.state, "seen": f.seen} for f in findings]
         print_json({"passed": good, **meaning, "findings": rows})
     else:
         wrong = sum(not f.right for f in findings)
         _show_findings(folder, findings, every)
         if good:
-            say(f"passed. This means that {kind.MEANS}.")
-            say(f"It does not mean {kind.DOES_NOT_MEAN}.")
+            say(f"passed. This means that {means}.")
+            say(f"It does not mean {does_not_mean}.")
         else:
             say(f"not passed: {wrong} checks failed. Do not rely on the statement until each "
                 "is explained: a changed or lost file looks the same as a forged one.")  # fmt: skip

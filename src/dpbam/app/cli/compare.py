@@ -55,8 +55,8 @@ def compare_methods(
     Runs of one seed share data order and initial weights, not noise. The same command again keeps
     finished runs and resumes the others. Seeded runs are for research: do not publish their models.
 
-    Without --model they train small-cnn, since auto, the default of dpbam train, chooses for one
-    method. With --model auto it chooses once for all of them.
+    Without --model all train small-cnn: auto, the default of dpbam train, may solve a head in
+    closed form, which has no method to compare. With --model auto it chooses once for all.
 
     Examples:
         $ dpbam compare --data digits --epsilon 3 --method dp-sgd --method bam:0.02 --out runs/both
@@ -111,8 +111,6 @@ def show(result: Comparison, out: Path) -> None:
         "d_z: mean over SD of the paired differences. Visible from: the true difference that this "
         "many seeds would show in 80% of repetitions."
     ]
-    models = ", ".join(sorted({run.spec.config.model for run in result.runs}))
-    lines += [f"Model: {models} (dpbam train chooses its own: --model auto)."]
     lines += [f"Publishing all private runs together would cost epsilon {cost}."]
     lines += ["They are seeded, so that the noise can be recomputed: research only."]
     if count < _ENOUGH:
@@ -136,7 +134,7 @@ def _against(result: Comparison, name: str) -> tuple[str, str, str, str]:
     effect = "" if math.isnan(size) else f"{size:+.2f}"
     return (
         _points(difference, signed=True), effect, _one_point(difference.smallest_detectable),
-        result.verdict(name),
+        difference.verdict,
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def sign(
         $ dpbam sign runs/digits --key operator.pem
         $ dpbam audit runs/digits --public-key operator-public.pem
     """
-    from dpbam.app.audit.vouching import sign
+    from dpbam.app.audit.check import sign
     from dpbam.app.runs.folder import RunFolder
     from dpbam.app.runs.identity import signed_files
 

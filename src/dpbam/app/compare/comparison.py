@@ -17,12 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, get_origin
+from typing import get_origin
 
 from dpbam import _validate
 from dpbam._names import AUTO, did_you_mean
-from dpbam.app.compare.pairing import check_pairs
-from dpbam.app.compare.statistics import Estimate, estimate, paired_difference
+from dpbam.app.compare.statistics import Estimate, check_pairs, estimate, paired_difference
 from dpbam.app.runs import ConfigError, RunConfig, RunResult, RunSpec, prepare, stored_config
 from dpbam.app.runs.automatic import as_chosen
 from dpbam.app.runs.files import write_json
@@ -38,7 +37,6 @@ EXACT = "exact"
 _PAID = (
     "epsilon", "noise_multiplier", "release_norms", "release_counts", "release_centre", "balance",
 )  # fmt: skip
-Verdict = Literal["better", "worse", "no winner"]
 
 
 @dataclass(frozen=True)
@@ -118,11 +116,6 @@ class Comparison:
         """Estimate the mean paired difference in the metric to the baseline."""
         return paired_difference(self.scores(name), self.scores(self.names[0]))
 
-    def verdict(self, name: str) -> Verdict:
-        """Judge a contender against the baseline; no winner if the interval contains 0."""
-        difference = self.difference(name)
-        return "better" if difference.low > 0 else "worse" if difference.high < 0 else "no winner"
-
     def total_epsilon(self) -> float:
         private = [run for run in self.runs if math.isfinite(run.epsilon)]
         if not private:
@@ -136,7 +129,9 @@ class Comparison:
                 name: {
                     self.metric: asdict(self.mean(name)),
                     "difference_to_first": self.difference(name).to_dict(),
-                    "verdict": self.verdict(name) if name != self.names[0] else "baseline",
+                    "verdict": self.difference(name).verdict
+                    if name != self.names[0]
+                    else "baseline",
                 }
                 for name in self.names
             },

@@ -23,7 +23,7 @@ def differences(groups: Sequence[Group]) -> Figure:
         rows.append({"setting": group.label, **scaled, "seeds": difference.count})
         colours.append(COLOURS[group.colour % len(COLOURS)])
         sentences.append(
-            f"{group.label}: {difference_text(difference, metric)}: {verdict(difference)}."
+            f"{group.label}: {difference_text(difference, metric)}: {difference.verdict}."
         )
     first = groups[0].label if groups else "the first"
     label = f"{metric_label(metric)} minus that of {first}{unit}"
@@ -60,11 +60,6 @@ def difference_text(difference: Estimate, metric: str) -> str:
         f"{scale * x:{form}}" for x in (difference.mean, difference.low, difference.high)
     )
     return f"{mean} [{low}, {high}]{unit}" if difference.count > 1 else f"{mean}{unit}"
-
-
-def verdict(difference: Estimate) -> str:
-    """Return whether the interval of a difference excludes zero, and on which side."""
-    return "better" if difference.low > 0 else "worse" if difference.high < 0 else "no winner"
 
 
 def _compared(group: Group) -> tuple[str, str]:

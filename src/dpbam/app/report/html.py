@@ -21,9 +21,8 @@ from dpbam._version import __version__
 from dpbam.app.report.catalogue import build, sections
 from dpbam.app.report.figure import MARKS, Figure
 from dpbam.app.report.groups import Group, groups
-from dpbam.app.report.headline import headline
 from dpbam.app.report.records import Run, unit_of
-from dpbam.app.report.statement import privacy
+from dpbam.app.report.statement import headline, privacy
 from dpbam.app.report.tables import results, shown, side_by_side
 from dpbam.app.runs.effects import used_settings
 

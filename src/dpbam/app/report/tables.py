@@ -9,7 +9,7 @@ from functools import partial
 
 from dpbam.app.compare.statistics import Estimate
 from dpbam.app.report.bias_figures import OWN, PLAIN, last_mean
-from dpbam.app.report.comparison_figures import difference_text, paired, verdict
+from dpbam.app.report.comparison_figures import difference_text, paired
 from dpbam.app.report.groups import Group
 from dpbam.app.report.meaning import mean_text
 from dpbam.app.report.records import Run
@@ -46,7 +46,7 @@ def results(groups: Sequence[Group]) -> Table:
     by_label = {group.label: difference for group, difference in paired(groups)}
     if by_label:
         columns[f"difference to {groups[0].label}"] = lambda g: _difference(by_label, g)
-        columns["verdict"] = lambda g: verdict(by_label[g.label]) if g.label in by_label else ""
+        columns["verdict"] = lambda g: by_label[g.label].verdict if g.label in by_label else ""
     columns["ε of one run"] = _epsilon
     columns["bias at the end"] = lambda g: _spread(g, partial(_reading, "bias"), ".2f")
     cells = {head: [of(g) for g in groups] for head, of in columns.items()}

@@ -2,7 +2,7 @@
 
 A file that does not fit its type is refused with one sentence that names the file and the field.
 JSON has no infinity and no NaN: they are the word "infinite" and null. The schema of the privacy
-statement is generated from :class:`Statement` (``tools/statement_schema.py``). The ledger is the
+statement is generated from :class:`Statement` (``tools/statements.py``). The ledger is the
 library's own (:mod:`dpbam.privacy.ledger`), and metrics are
 :class:`dpbam.training.events.EvaluationReport`.
 """

@@ -103,7 +103,7 @@ def exported_files(folder: RunFolder) -> dict[str, str]:
 def write_signature(folder: RunFolder, key: Path) -> str:
     """Sign the statement, or an export's digests, with an Ed25519 key (PEM); return the public key.
 
-    It looks at nothing but that file: :func:`dpbam.app.audit.vouching.sign` checks before.
+    It looks at nothing but that file: :func:`dpbam.app.audit.check.sign` checks before.
 
     Raises:
         RunError: if there is no statement.
