@@ -212,14 +212,14 @@ def test_a_name_is_given_once() -> None:
 
 def fake_points(monkeypatch: pytest.MonkeyPatch, *points: EntryPoint) -> Kind[Any]:
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points)
-    return Kind("method", "dpbam.methods")
+    return Kind("method", "toy.methods")
 
 
 PLUG_IN = catalogue.Method("plugged", target(ToyMethod))
 
 
 def test_entry_points_are_loaded_as_others_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("plugged", f"{__name__}:PLUG_IN", "dpbam.methods")
+    point = EntryPoint("plugged", f"{__name__}:PLUG_IN", "toy.methods")
     monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
     kind = fake_points(monkeypatch, point)
     assert list(kind) == ["plugged"]
@@ -228,6 +228,6 @@ def test_entry_points_are_loaded_as_others_code(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_plug_in_that_cannot_be_loaded_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = fake_points(monkeypatch, EntryPoint("x", "no_such_module:X", "dpbam.methods"))
-    with pytest.raises(ArgumentError, match=r"plug-in no_such_module:X of dpbam\.methods cannot"):
+    kind = fake_points(monkeypatch, EntryPoint("x", "no_such_module:X", "toy.methods"))
+    with pytest.raises(ArgumentError, match=r"plug-in no_such_module:X of toy\.methods cannot"):
         list(kind)

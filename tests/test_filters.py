@@ -10,9 +10,10 @@ from torch import Tensor
 
 from dpbam import BAM, DPSAT, DPSGD
 from dpbam.catalogue import FILTERS
+from dpbam.contenders.disk import DiSK, KalmanStep
 from dpbam.errors import ArgumentError
-from dpbam.filters import Exponential, Filter, KalmanStep, LowPass
-from dpbam.methods import DiSK, Method
+from dpbam.filters import Exponential, Filter, LowPass
+from dpbam.methods import Method
 from support import (
     clip_and_sum,
     cross_entropy,

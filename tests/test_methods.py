@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dpbam.contenders.disk import DiSK
 from dpbam.methods import (
     BAM,
     DPSAT,
@@ -14,7 +15,6 @@ from dpbam.methods import (
     SGD,
     SHARE,
     Ascended,
-    DiSK,
     Method,
     Penalised,
     Relative,

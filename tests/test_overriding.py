@@ -15,9 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from dpbam import PrivateGradientOracle
+from dpbam.contenders.clippings import (
+    NormalisedClipping,
+    PSACClipping,
+    QuantileClipping,
+    SlackClipping,
+)
+from dpbam.contenders.disk import DiSK, KalmanStep
 from dpbam.engines import UnsupportedModelError
 from dpbam.errors import ArgumentTypeError
-from dpbam.filters import Exponential, KalmanStep
+from dpbam.filters import Exponential
 from dpbam.methods import (
     BAM,
     DPSAT,
@@ -25,7 +32,6 @@ from dpbam.methods import (
     SAM,
     SGD,
     Ascended,
-    DiSK,
     History,
     Method,
     Penalised,
@@ -33,15 +39,7 @@ from dpbam.methods import (
     form_of,
 )
 from dpbam.params import Params, add
-from dpbam.privacy.adaptive_clipping import QuantileClipping, SlackClipping
-from dpbam.privacy.clipping import (
-    AutomaticClipping,
-    Clipping,
-    FlatClipping,
-    NormalisedClipping,
-    PerLayerClipping,
-    PSACClipping,
-)
+from dpbam.privacy.clipping import AutomaticClipping, Clipping, FlatClipping, PerLayerClipping
 from dpbam.privacy.noise import GaussianNoise
 from dpbam.privacy.randomness import Randomness, SecureRandomness
 from dpbam.privacy.secure_noise import SecureGaussianNoise

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from dpbam.app.audit import MembershipResult, attack_run
-from dpbam.app.audit.plot import save_roc
+from dpbam.app.audit.membership import save_roc
 from dpbam.app.runs import RunConfig, execute
 
 ROOT = Path(__file__).resolve().parent.parent

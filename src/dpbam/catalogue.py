@@ -24,6 +24,7 @@ from dpbam._names import did_you_mean
 from dpbam.errors import ArgumentError
 
 BUILT_IN = "dpbam"
+_SHIPPED = "dpbam.contenders:ENTRIES"  # plug-ins that come with dpbam, by group
 #: keyword arguments of a class or function that users name, such as the options of a model
 Arguments = dict[str, Any]
 _SAME_COST = "that of DP-SGD"
@@ -235,6 +236,8 @@ class Kind(Mapping[str, E], Generic[E]):
             self._plugins_loaded = True  # first: registering looks names up
             from importlib.metadata import entry_points
 
+            for entry in load(_SHIPPED).get(self.group, ()):
+                self.register(entry)
             for point in entry_points(group=self.group):
                 try:
                     entry = point.load()
@@ -260,9 +263,6 @@ METHODS: Kind[Method] = Kind(
            label="BAM", formula="g_i(theta + lambda g_i / |g_i|)", reference="the paper, Eq. 12",
            cost=f"{_SAME_COST}; two gradients", settings=("lam", "lam_share", "gradient"),
            lam="share"),
-    Method("disk", "dpbam.methods:DiSK", "noise dominates and steps are many; not with momentum",
-           label="DiSK", formula="a d_i(theta + gamma v) + (1 - a) d_i(theta), then a Kalman step",
-           reference="Zhang et al. 2025", settings=("lam", "lam_share", "gradient")),
     Method("sgd", "dpbam.methods:SGD", "a reference", label="SGD",
            formula="g_i, neither clipped nor noised", cost="no privacy", private=False),
     Method("sam", "dpbam.methods:SAM", "a reference", label="SAM",
@@ -279,17 +279,6 @@ CLIPPINGS: Kind[Part] = Kind(
          formula="C d / (|d| + gamma)", reference="Bu et al. 2023"),
     Part("per-layer", "dpbam.privacy.clipping:PerLayerClipping", "one layer outweighs the others",
          formula="each of G layers clipped to C / sqrt(G)", reference="McMahan et al. 2018"),
-    Part("normalised", "dpbam.privacy.clipping:NormalisedClipping",
-         "norms fall below C during training", formula="C d / |d|", reference="Yang et al. 2022"),
-    Part("psac", "dpbam.privacy.clipping:PSACClipping", "as automatic, with many small gradients",
-         formula="C d / (|d| + r / (|d| + r))", reference="Xia et al. 2023"),
-    Part("quantile", "dpbam.privacy.adaptive_clipping:QuantileClipping",
-         "C is unknown and norms change", reference="Andrew et al. 2021",
-         formula="min(1, C_t / |d|) d, C_t a private quantile of norms",
-         cost="noise over C grows by sqrt(1 + rho^2): 0.5% at rho = 0.1"),
-    Part("slaclip", "dpbam.privacy.adaptive_clipping:SlackClipping",
-         "the same; the distribution of norms comes with it", reference="Zou et al. 2026",
-         formula="min(1, C_t / |d|) d, C_t from the slack C - |clipped d|"),
 )  # fmt: skip
 
 FILTERS: Kind[Part] = Kind(
@@ -472,6 +461,17 @@ COMMANDS: Kind[Entry] = Kind(
           "List methods, clippings, filters and corrections, with formula, privacy cost and use."),
     Entry("data", "dpbam.app.cli.data:COMMANDS", "List, fetch and check data sets."),
 )  # fmt: skip
+
+
+def is_built_in(definition: object) -> bool:
+    """Whether a class or function comes with dpbam, and is no code of a user or another package.
+
+    Example:
+        >>> is_built_in(Kind), is_built_in(re.compile)
+        (True, False)
+    """
+    module: str = getattr(definition, "__module__", None) or ""
+    return module.partition(".")[0] == BUILT_IN
 
 
 def is_private(method: object) -> bool:

@@ -9,7 +9,6 @@ filter             output m_t of gradients g_t                     when to use i
 =================  ==============================================  ===========================
 ``exponential``    beta m_(t-1) + (1 - beta) g_t                   SGD without momentum
 ``doppler``        sum_k b_k g_(t-k) - sum_k a_k m_(t-k)           noise well above the signal
-the Kalman step    (1 - kappa) m_(t-1) + kappa g_t                 with the method DiSK alone
 =================  ==============================================  ===========================
 """
 
@@ -125,33 +124,6 @@ class Exponential(LowPass):
 
     def __init__(self, beta: float = 0.9) -> None:
         super().__init__(b=(1 - _validate.probability("beta", beta),), a=(-beta,))
-
-
-class KalmanStep(Filter):
-    """DiSK's update of the estimate: m_t = (1 - kappa) m_(t-1) + kappa g_t, and m_0 = g_0.
-
-    Args:
-        kappa: the gain, 0 < kappa < 1.
-    """
-
-    name = "kalman"
-
-    def __init__(self, kappa: float) -> None:
-        self.kappa = _validate.probability("kappa", kappa)
-        self._estimate: Params = {}
-
-    def apply(self, gradient: Params) -> Params:
-        from dpbam.params import add
-
-        old, kappa = self._estimate or gradient, self.kappa
-        self._estimate = add({n: (1 - kappa) * m for n, m in old.items()}, gradient, kappa)
-        return dict(self._estimate)
-
-    def state_dict(self) -> Params:
-        return dict(self._estimate)
-
-    def load_state_dict(self, state: Params) -> None:
-        self._estimate = dict(state)
 
 
 _ONE = "/one"  # not a parameter: the response to a constant

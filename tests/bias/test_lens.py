@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from dpbam import PrivacyPlan
 from dpbam.app.runs.files import append_json_line, read_json_lines
 from dpbam.bias import BiasLens, BiasRecord
+from dpbam.contenders.clippings import QuantileClipping
+from dpbam.contenders.disk import DiSK
 from dpbam.engines.materialised import MaterialisedDirections
-from dpbam.methods import BAM, DPSAT, DPSGD, SAM, SGD, DiSK, Method, Penalised
+from dpbam.methods import BAM, DPSAT, DPSGD, SAM, SGD, Method, Penalised
 from dpbam.nn import build_model
-from dpbam.privacy.adaptive_clipping import QuantileClipping
 from planting import Mistake
 from support import (
     CLIPPINGS,

@@ -9,8 +9,9 @@ import torch
 
 from dpbam import mechanism
 from dpbam.catalogue import FILTERS
-from dpbam.filters import Filter, KalmanStep
-from dpbam.methods import DPSGD, DiSK
+from dpbam.contenders.disk import DiSK, KalmanStep
+from dpbam.filters import Filter
+from dpbam.methods import DPSGD
 from dpbam.oracle import PrivateGradientOracle
 from dpbam.training.adam_bc import AdamBC
 from planting import Mistake, catches

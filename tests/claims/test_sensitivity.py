@@ -12,17 +12,16 @@ from torch import Tensor, nn
 
 from dpbam import BAM, DPSGD, mechanism, params
 from dpbam.batches import LogicalBatch
+from dpbam.contenders.clippings import (
+    NormalisedClipping,
+    PSACClipping,
+    QuantileClipping,
+    SlackClipping,
+)
+from dpbam.contenders.disk import DiSK
 from dpbam.engines import materialised
 from dpbam.errors import PlanViolationError
-from dpbam.methods import DiSK
-from dpbam.privacy.adaptive_clipping import QuantileClipping, SlackClipping
-from dpbam.privacy.clipping import (
-    AutomaticClipping,
-    NormalisedClipping,
-    PerLayerClipping,
-    PSACClipping,
-    bound_factors,
-)
+from dpbam.privacy.clipping import AutomaticClipping, PerLayerClipping, bound_factors
 from planting import Mistake, catches
 from support import (
     CLIPPINGS,

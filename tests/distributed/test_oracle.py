@@ -16,12 +16,13 @@ from torch import nn
 from checks import LEVEL, RARE, check_poisson
 from dpbam import BAM, Compute, FlatClipping, Method, PrivacyPlan, PrivateGradientOracle, guard
 from dpbam.bias import BiasLens, PrivateStatistics
+from dpbam.contenders.clippings import QuantileClipping
+from dpbam.contenders.disk import DiSK
 from dpbam.distributed import EndedElsewhereError, RankLostError, Ranks, watch
 from dpbam.distributed.process import ProcessRanks
 from dpbam.errors import PlanViolationError
 from dpbam.filters import Exponential, Filter, LowPass
-from dpbam.methods import SAM, SGD, DiSK
-from dpbam.privacy.adaptive_clipping import QuantileClipping
+from dpbam.methods import SAM, SGD
 from dpbam.privacy.noise import GaussianNoise
 from dpbam.privacy.randomness import Randomness
 from dpbam.privacy.sampling import UnitShare

@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 
 from dpbam import PrivacyPlan
 from dpbam.catalogue import CLIPPINGS
-from dpbam.errors import ArgumentError, PlanViolationError
-from dpbam.privacy.adaptive_clipping import QuantileClipping, SlackClipping
-from dpbam.privacy.clipping import (
-    Clipping,
+from dpbam.contenders.clippings import (
     NormalisedClipping,
     PSACClipping,
-    check_factors,
-    measure,
+    QuantileClipping,
+    SlackClipping,
 )
+from dpbam.errors import ArgumentError, PlanViolationError
+from dpbam.privacy.clipping import Clipping, check_factors, measure
 from support import cross_entropy, private_plan, quiet_plan, samples, sized_oracle, smooth_net
 
 NORMS = torch.tensor([[0.0, 1e-12, 0.05, 0.3, 0.7, 1.0, 4.0, 1e6]])

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from dpbam.catalogue import CLIPPINGS
+from dpbam.contenders.clippings import PSACClipping
 from dpbam.privacy.clipping import (
     MOST_SUMMED,
     AutomaticClipping,
     FlatClipping,
     PerLayerClipping,
-    PSACClipping,
     portions,
     unclipped,
 )

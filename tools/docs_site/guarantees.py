@@ -22,7 +22,7 @@ MODULES = {
     "The oracle": ("dpbam.oracle", "dpbam.guard"),
     "The plan": ("dpbam.privacy.plan",),
     "Sampling": ("dpbam.privacy.sampling",),
-    "Clipping": ("dpbam.privacy.clipping", "dpbam.privacy.adaptive_clipping"),
+    "Clipping": ("dpbam.privacy.clipping", "dpbam.contenders.clippings"),
     "Noise": ("dpbam.privacy.noise", "dpbam.privacy.secure_noise", "dpbam.privacy.randomness"),
     "Joint release of statistics": ("dpbam.bias.release",),
     "Ledger": ("dpbam.privacy.ledger", "dpbam.privacy.writer_lock"),

@@ -37,7 +37,7 @@ PAGES = {
              "dpbam.privacy.rounding"),
             ("Clipping, sampling, noise",
              "The parts of the private mechanism. They import downwards only (`.importlinter`).",
-             "dpbam.privacy.clipping dpbam.privacy.adaptive_clipping dpbam.privacy.sampling "
+             "dpbam.privacy.clipping dpbam.contenders.clippings dpbam.privacy.sampling "
              "dpbam.privacy.noise dpbam.privacy.secure_noise dpbam.privacy.randomness"),
         ],
     ),
@@ -79,7 +79,7 @@ PAGES = {
              "dpbam.app.runs.predict dpbam.app.runs.class_counts dpbam.app.runs.files "
              "dpbam.app.runs.rows dpbam.app.runs.first_release"),
             ("Report", "The HTML page and its figures.",
-             "dpbam.app.report dpbam.app.report.catalogue dpbam.app.report.figure "
+             "dpbam.app.report dpbam.app.report.html dpbam.app.report.figure "
              "dpbam.app.report.charts dpbam.app.report.bias_figures dpbam.app.report.groups "
              "dpbam.app.report.records"),
             ("Comparing and searching",

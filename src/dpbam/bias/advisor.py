@@ -36,8 +36,7 @@ from dpbam.errors import ArgumentError
 from dpbam.methods import BAM, DPSGD
 from dpbam.params import device_of, trainable
 from dpbam.privacy import calibration
-from dpbam.privacy.adaptive_clipping import make_clipping
-from dpbam.privacy.clipping import unclipped
+from dpbam.privacy.clipping import make_clipping, unclipped
 from dpbam.privacy.plan import PrivacyPlan, replace_quietly
 
 WARNING = (

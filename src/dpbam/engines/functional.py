@@ -17,6 +17,7 @@ from torch.func import grad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from dpbam.catalogue import is_built_in
 from dpbam.engines.base import Loss, PhysicalBatch, UnsupportedModelError, check_direction
 from dpbam.engines.batching import innermost
 from dpbam.engines.decomposed import Decompose
@@ -151,12 +152,10 @@ def _without_tangents(out: Any) -> Any:
 
 
 def _is_built_in(method: Method) -> bool:
-    """Whether all code of the direction is that of :mod:`dpbam.methods`."""
+    """Whether all code of the direction comes with dpbam."""
     function = getattr(method.direction, "__func__", None)
     inner = getattr(method, "inner", None)
-    return getattr(function, "__module__", "") == Method.__module__ and (
-        inner is None or _is_built_in(inner)
-    )
+    return is_built_in(function) and (inner is None or _is_built_in(inner))
 
 
 _Unit = tuple[Any, Any, Tensor]  # inputs, targets and keys of one unit's rows

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as _modules
 from torch.utils._pytree import tree_flatten
 
+from dpbam.catalogue import is_built_in
 from dpbam.engines.base import PhysicalBatch
 
 _LAYERS = ("torch.nn.modules.", "dpbam.")
@@ -95,12 +96,11 @@ class _Describer:
         """Describe a method of dpbam's own without its lambda; None is no method."""
         if method is None:
             return None
-        if type(method).__module__ != "dpbam.methods":
+        if not is_built_in(type(method)):
             raise _UnknownError
         options = [(k, v) for k, v in sorted(vars(method).items()) if k.lstrip("_") != _LAM]
         return type(method), tuple(
-            (k, self.method(v) if type(v).__module__ == "dpbam.methods" else self.of(v))
-            for k, v in options
+            (k, self.method(v) if is_built_in(type(v)) else self.of(v)) for k, v in options
         )
 
     def batch(self, batch: PhysicalBatch) -> Hashable:

@@ -5,7 +5,7 @@ unit i is the concatenation over groups of factors[g, i] * d_i[g].
 
 Guarantee of every class here: for any direction, the Euclidean norm of the clipped direction is at
 most ``sensitivity``, so adding or removing one unit moves the sum by at most that. A clipping may
-release K extra coordinates per unit (:mod:`dpbam.privacy.adaptive_clipping`); then ``sensitivity``
+release K extra coordinates per unit (:mod:`dpbam.contenders.clippings`); then ``sensitivity``
 bounds the norm of both together, and they get the same noise.
 
 ===============  ========================================  =====================================
@@ -14,10 +14,6 @@ clipping         factor at norm |d|                        when to use it
 ``flat``         min(1, C / |d|)                           the paper's; measure C first
 ``automatic``    C / (|d| + gamma)                         C unknown: the step hardly depends on it
 ``per-layer``    min(1, C / (sqrt(G) |d_g|)) per layer g   one layer outweighs the others
-``normalised``   C / |d|                                   norms shrink below C during training
-``psac``         C / (|d| + r / (|d| + r))                 as automatic, with many small gradients
-``quantile``     min(1, C_t / |d|), C_t a quantile         C unknown, and norms change
-``slaclip``      min(1, C_t / |d|), C_t from the slack     the same, at no cost in noise
 ===============  ========================================  =====================================
 
 ==============================  =====================================
@@ -58,6 +54,7 @@ import torch
 from torch import Tensor
 
 from dpbam import _validate
+from dpbam.catalogue import CLIPPINGS, is_built_in
 from dpbam.errors import ArgumentError, PlanViolationError
 
 MOST_SUMMED = 1024  # units that are added in float32
@@ -67,8 +64,6 @@ FACTOR_ROUNDING = 1e-6  # what factor times norm may exceed the sensitivity by, 
 LEAST_NORM = 1e-10  # the squares of a float32 norm below 1e-18 or so add up to 0
 _ALIKE = 1e-5  # relative: vector instructions may round the last of a row differently
 _LEVELS = 4  # of objects inside one another
-_MODULES = ("dpbam.privacy.clipping", "dpbam.privacy.adaptive_clipping")  # functions of the norms
-_LEAST_R = 1e-12  # factors stay below C / (2 sqrt(r)), at norms of sqrt(r), which float32 knows
 _LEAST_GAMMA = 1e-6  # relative to 1 and to C; a float32 norm of 1 is known to 1e-7
 
 
@@ -335,7 +330,7 @@ def check_factors(clipping: Clipping, sensitivity: float, measured: list[Tensor]
 def _is_own_code(clipping: Clipping) -> bool:
     """Whether a class, or a function of it, is not one of dpbam's, which depend on norms alone."""
     code = [type(clipping), clipping.scales, clipping.factors, clipping.extra]
-    return any(definition.__module__ not in _MODULES for definition in code)
+    return not all(map(is_built_in, code))
 
 
 def _differ(together: Tensor, apart: Tensor | None) -> Tensor:
@@ -579,66 +574,6 @@ class PerLayerClipping(NormClipping):
         return bound_factors(norms, self.clip_norm / math.sqrt(norms.shape[0]))
 
 
-@dataclass(frozen=True)
-class NormalisedClipping(NormClipping):
-    """Scale every unit to norm C: C g / |g|, the direction alone (DP-NSGD, Yang et al. 2022).
-
-    A gradient of norm below 1e-10 has no direction in float32, and contributes nothing. The
-    regularised form C g / (|g| + r) of the same paper is :class:`AutomaticClipping` with gamma = r.
-    Compared with the paper's abstract alone (arXiv:2206.13033), which has no formula.
-
-    Guarantee: the sum moves by at most C.
-
-    Assumptions: norms of 1e-10 and more are right in float32; smaller ones contribute nothing.
-
-    Proof: |C d / |d|| = C.
-
-    Example:
-        >>> NormalisedClipping(1.0).factors(torch.tensor([[0.0, 0.5, 4.0]]))
-        tensor([[0.0000, 2.0000, 0.2500]])
-    """
-
-    def __post_init__(self) -> None:
-        check_norm(_validate.positive("clip_norm", self.clip_norm))
-
-    def scales(self, norms: Tensor) -> Tensor:
-        known = norms >= LEAST_NORM
-        return torch.where(known, self.clip_norm / torch.where(known, norms, 1.0), 0.0)
-
-
-@dataclass(frozen=True)
-class PSACClipping(NormClipping):
-    """Weigh by C / (|g| + r / (|g| + r)), after DP-PSAC (Xia et al. 2023).
-
-    Compared with a third party's summary of the paper's Algorithm 1 (arXiv:2212.00328), not with
-    the paper's text; two optimisers of this name that were proposed for Opacus differ from it.
-    Unlike normalising it does not raise small gradients to norm C: near 0 the factor tends to C.
-
-    Guarantee: the sum moves by less than C.
-
-    Assumptions: as for every clipping.
-
-    Proof: |d| / (|d| + r / (|d| + r)) < 1, since r > 0.
-
-    Example:
-        >>> PSACClipping(1.0, r=0.1).factors(torch.tensor([[0.0, 1.0]]))
-        tensor([[1.0000, 0.9167]])
-    """
-
-    r: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_norm(_validate.positive("clip_norm", self.clip_norm))
-        if _validate.positive("r", self.r) < _LEAST_R:
-            raise ArgumentError(
-                f"r must be at least {_LEAST_R:g}, got {self.r!r}: a smaller one vanishes in "
-                "float32, and small norms would not be clipped"
-            )
-
-    def scales(self, norms: Tensor) -> Tensor:
-        return self.clip_norm / (norms + self.r / (norms + self.r))
-
-
 def check_norm(clip_norm: float) -> None:
     """Refuse what is not positive; infinity means no clipping, for non-private plans."""
     if clip_norm != math.inf and _validate.positive("clip_norm", clip_norm) < LEAST_NORM:
@@ -646,3 +581,11 @@ def check_norm(clip_norm: float) -> None:
             f"clip_norm must be at least {LEAST_NORM:g}, got {clip_norm!r}: a norm so small can "
             "vanish in float32, and would not be clipped"
         )
+
+
+def make_clipping(name: str, clip_norm: float) -> Clipping:
+    """Return the clipping called ``name``; the user's own must be given as an object."""
+    if ":" in name:
+        raise ArgumentError(f"the plan's clipping {name} is the user's own: pass clipping=")
+    clipping: Clipping = CLIPPINGS.load(name)(clip_norm)
+    return clipping

@@ -376,7 +376,7 @@ class PrivacyPlan:
 
     def clipper(self) -> Clipping:
         """Return the clipping object."""
-        from dpbam.privacy.adaptive_clipping import make_clipping
+        from dpbam.privacy.clipping import make_clipping
 
         return make_clipping(self.clipping, self.clip_norm)
 

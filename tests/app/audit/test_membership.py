@@ -11,8 +11,7 @@ import pytest
 from scipy.stats import binom, norm
 
 from dpbam.app.audit import attack_run
-from dpbam.app.audit.membership import Attack, MembershipResult, halves, likelihood_ratios
-from dpbam.app.audit.plot import save_roc
+from dpbam.app.audit.membership import Attack, MembershipResult, halves, likelihood_ratios, save_roc
 from dpbam.app.cli import main
 from dpbam.app.runs import RunConfig, RunError, execute
 from dpbam.privacy.accounting import Charge

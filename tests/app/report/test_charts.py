@@ -11,10 +11,10 @@ import vl_convert
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpbam.app.report.catalogue import build
 from dpbam.app.report.charts import Series, confusion_matrix, dots, forest, grid, lines
 from dpbam.app.report.figure import Figure, Panel, thinned
 from dpbam.app.report.groups import groups
+from dpbam.app.report.html import build
 from dpbam.app.report.records import read_run
 from dpbam.catalogue import FIGURES
 from reproduce import drawings

@@ -11,11 +11,10 @@ import pytest
 
 from dpbam import catalogue
 from dpbam.app.report import draw
-from dpbam.app.report.catalogue import build, sections
 from dpbam.app.report.charts import Series, lines
 from dpbam.app.report.figure import Figure, Panel, Row
 from dpbam.app.report.groups import Group, groups
-from dpbam.app.report.html import render
+from dpbam.app.report.html import build, render, sections
 from dpbam.app.report.records import Run, read_run
 from dpbam.catalogue import FIGURES
 from tests.app.report.synthetic import CLASSES, TASK_FIGURES, write_run

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dpbam.app.report.catalogue import build, in_units
 from dpbam.app.report.charts import Series, dots, lines
 from dpbam.app.report.figure import Figure, picture
 from dpbam.app.report.groups import groups
-from dpbam.app.report.html import render
+from dpbam.app.report.html import build, in_units, render
 from dpbam.app.report.records import Run, read_run, unit_of
 from dpbam.app.report.statement import headline
 from dpbam.app.runs.documents import Statement

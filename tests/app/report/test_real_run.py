@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from dpbam.app.cli import main
-from dpbam.app.report.catalogue import build
 from dpbam.app.report.groups import groups
-from dpbam.app.report.html import render
+from dpbam.app.report.html import build, render
 from dpbam.app.report.records import Run, read_run
 from dpbam.app.runs import RunConfig, execute
 from dpbam.catalogue import FIGURES

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dpbam.app.report.catalogue import build
 from dpbam.app.report.groups import groups
-from dpbam.app.report.html import render
+from dpbam.app.report.html import build, render
 from dpbam.app.report.records import Run, read_run
 from dpbam.app.report.statement import privacy
 from dpbam.app.report.tables import results, side_by_side
@@ -78,11 +77,16 @@ def test_a_comparison_has_paired_differences_and_its_constant() -> None:
     assert rows["DP-SGD"]["verdict"] == ""
     assert rows["DP-SGD"]["ε of one run"] == "3"
     assert rows["best constant answer"]["final accuracy"] == "25.0%"
-    (panel,) = build("differences", groups(runs)).panels
+    figure = build("differences", groups(runs))
+    assert figure.meaning[0] == (
+        "BAM: +3.0 points on average over 2 seeds, 95% interval [-9.7, +15.7]: no winner."
+    )
+    (panel,) = figure.panels
     drawn = {row["setting"]: row for row in panel.rows}
     assert drawn["BAM"]["difference"] == pytest.approx(3.0)
     assert drawn["SGD, no privacy"]["seeds"] == 2
     alone = build("differences", groups([run for run in runs if run.config["seed"] == 0]))
+    assert alone.meaning[0] == "BAM: +2.0 points with one seed, which shows no winner."
     assert '"field": "low", "type": "quantitative", "format"' in json.dumps(panel.view)
     assert '"field": "low", "type": "quantitative", "format"' not in json.dumps(
         alone.panels[0].view

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from dpbam.app.report.catalogue import build
 from dpbam.app.report.groups import groups
-from dpbam.app.report.html import render
+from dpbam.app.report.html import build, render
 from dpbam.app.report.records import Run
 from dpbam.tasks.base import make_task
 from tests.app.report.synthetic import statement

@@ -12,9 +12,10 @@ from dpbam.app.compare.comparison import Contender, plan_runs
 from dpbam.app.report.records import read_run
 from dpbam.app.runs import ConfigError, RunConfig, execute
 from dpbam.app.runs.build import make_clipping, make_filter, make_method
+from dpbam.contenders.clippings import QuantileClipping
+from dpbam.contenders.disk import DiSK
 from dpbam.filters import LowPass
-from dpbam.methods import BAM, DiSK
-from dpbam.privacy.adaptive_clipping import QuantileClipping
+from dpbam.methods import BAM
 
 OWN = """
 from dpbam.filters import Exponential

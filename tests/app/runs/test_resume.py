@@ -18,10 +18,11 @@ from dpbam.app.runs import (
 )
 from dpbam.app.runs.budget import by_kind
 from dpbam.app.runs.execution import _Session
+from dpbam.contenders.clippings import AdaptiveClipping
+from dpbam.contenders.disk import KalmanStep
 from dpbam.distributed import Ranks
-from dpbam.filters import KalmanStep, LowPass
+from dpbam.filters import LowPass
 from dpbam.oracle import PrivateGradientOracle
-from dpbam.privacy.adaptive_clipping import AdaptiveClipping
 from dpbam.privacy.ledger import Ledger
 from dpbam.privacy.noise import GaussianNoise
 from dpbam.privacy.rounding import up

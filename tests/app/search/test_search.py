@@ -337,7 +337,7 @@ def test_what_is_published_is_a_function_of_the_winner_alone(tmp_path: Path, pay
             value = 0.9 if number == winner else 0.1 + number / 100
             trial = Score(
                 number=number, settings=settings, score=value, metric="accuracy",
-                epsilon=1.0, delta=1e-4, seconds=number, charges=[(2.0, 256 / 1438, 3)],
+                epsilon=1.0, delta=1e-4, charges=[(2.0, 256 / 1438, 3)],
             )  # fmt: skip
             folder.with_suffix(".json").write_text(trial.model_dump_json())
         conclude(study)

@@ -104,7 +104,7 @@ def _membership(
     own_code: bool, *, as_json: bool,
 ) -> None:  # fmt: skip
     from dpbam.app.audit import attack_run
-    from dpbam.app.audit.plot import save_roc
+    from dpbam.app.audit.membership import save_roc
     from dpbam.app.cli.progress import counting
     from dpbam.app.runs.files import write_json
 

@@ -106,11 +106,13 @@ def show(result: Comparison, out: Path) -> None:
         header = ("contender", "difference", "d_z", "visible from", "verdict")
         say(table(header, against, title=f"Paired, against {baseline}"))
     cost = up(result.total_epsilon())
+    models = ", ".join(sorted({run.spec.config.model for run in result.runs}))
     lines = [
         "Verdict: better or worse where the 95% interval of the paired difference excludes 0. "
         "d_z: mean over SD of the paired differences. Visible from: the true difference that this "
         "many seeds would show in 80% of repetitions."
     ]
+    lines += [f"Every method trained {models}; dpbam train alone chooses a model (--model auto)."]
     lines += [f"Publishing all private runs together would cost epsilon {cost}."]
     lines += ["They are seeded, so that the noise can be recomputed: research only."]
     if count < _ENOUGH:

@@ -22,9 +22,7 @@ def differences(groups: Sequence[Group]) -> Figure:
         scaled = {name: scale * value for name, value in values.items()}
         rows.append({"setting": group.label, **scaled, "seeds": difference.count})
         colours.append(COLOURS[group.colour % len(COLOURS)])
-        sentences.append(
-            f"{group.label}: {difference_text(difference, metric)}: {difference.verdict}."
-        )
+        sentences.append(f"{group.label}: {_sentence(difference, metric)}.")
     first = groups[0].label if groups else "the first"
     label = f"{metric_label(metric)} minus that of {first}{unit}"
     return Figure(
@@ -55,11 +53,23 @@ def paired(groups: Sequence[Group]) -> list[tuple[Group, Estimate]]:
 
 def difference_text(difference: Estimate, metric: str) -> str:
     """Return a difference with its interval: of accuracies in points, of other metrics as it is."""
-    scale, form, unit = (100, "+.1f", " points") if metric == "accuracy" else (1, "+.3f", "")
+    scale, form = (100, "+.1f") if metric == "accuracy" else (1, "+.3f")
     mean, low, high = (
         f"{scale * x:{form}}" for x in (difference.mean, difference.low, difference.high)
     )
-    return f"{mean} [{low}, {high}]{unit}" if difference.count > 1 else f"{mean}{unit}"
+    return f"{mean} [{low}, {high}]" if difference.count > 1 else mean
+
+
+def _sentence(difference: Estimate, metric: str) -> str:
+    """Return a difference and its verdict for a reader who sees one sentence alone."""
+    mean, _, interval = difference_text(difference, metric).partition(" ")
+    unit = " points" if metric == "accuracy" else ""
+    if not interval:
+        return f"{mean}{unit} with one seed, which shows no winner"
+    return (
+        f"{mean}{unit} on average over {difference.count} seeds, 95% interval {interval}: "
+        f"{difference.verdict}"
+    )
 
 
 def _compared(group: Group) -> tuple[str, str]:

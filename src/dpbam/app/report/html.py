@@ -10,6 +10,8 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -17,14 +19,59 @@ from datetime import datetime
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from dpbam._names import did_you_mean
 from dpbam._version import __version__
-from dpbam.app.report.catalogue import build, sections
 from dpbam.app.report.figure import MARKS, Figure
 from dpbam.app.report.groups import Group, groups
-from dpbam.app.report.records import Run, unit_of
+from dpbam.app.report.meaning import meaning
+from dpbam.app.report.records import ReportError, Run, unit_of
 from dpbam.app.report.statement import headline, privacy
 from dpbam.app.report.tables import results, shown, side_by_side
 from dpbam.app.runs.effects import used_settings
+from dpbam.catalogue import FIGURES, load
+
+
+def sections() -> dict[str, list[str]]:
+    """Return the names of the figures by section of the report, in its order."""
+    names_by_section: dict[str, list[str]] = {}
+    for name, entry in FIGURES.items():
+        names_by_section.setdefault(entry.section, []).append(name)
+    return names_by_section
+
+
+def build(name: str, groups: Sequence[Group]) -> Figure:
+    """Return the figure ``name`` of the runs in ``groups``, with what it means for them.
+
+    Raises:
+        ReportError: if there is no such figure.
+
+    Example:
+        >>> build("biass", [])
+        Traceback (most recent call last):
+        dpbam.app.report.records.ReportError: there is no figure 'biass': did you mean 'bias'?
+    """
+    if name not in FIGURES:
+        raise ReportError(f"there is no figure {name!r}: {did_you_mean(name, FIGURES)}")
+    entry = FIGURES[name]
+    figure: Figure = entry.load()(groups)
+    if figure.panels and entry.sentence:
+        figure = replace(figure, meaning=meaning(load(entry.sentence), groups))
+    return in_units(figure, unit_of([run for group in groups for run in group.runs]))
+
+
+def in_units(figure: Figure, units: str) -> Figure:
+    """Return the figure with its words for what is clipped and counted: patients, not samples."""
+    if units == "samples":
+        return figure
+
+    def worded(text: str) -> str:
+        text = text.replace("samples", units).replace("per-sample", f"per-{units[:-1]}")
+        return re.sub(r"\b(a|no) sample\b", rf"\1 {units[:-1]}", text)
+
+    panels = [replace(p, view=json.loads(worded(json.dumps(p.view)))) for p in figure.panels]
+    return replace(
+        figure, title=worded(figure.title), caption=worded(figure.caption), panels=panels
+    )
 
 
 def report_figures(
@@ -113,8 +160,10 @@ def _take_opening(built: dict[str, list[Figure]]) -> list[Figure]:
 
 
 def _title(runs: Sequence[Run]) -> str:
-    names = list(dict.fromkeys(run.method for run in runs))
-    methods = " and ".join(names) if len(names) <= 2 else f"{len(names)} methods"
+    *others, last = dict.fromkeys(run.method for run in runs)
+    methods = f"{', '.join(others)} and {last}" if others else last
+    if len(others) > 3:
+        methods = f"{len(others) + 1} methods"
     data = list(dict.fromkeys(run.data for run in runs))
     return f"{methods} on {data[0]}" if len(data) == 1 else methods
 
@@ -131,7 +180,8 @@ def _lead(runs: Sequence[Run], all_groups: Sequence[Group]) -> str:
     config = runs[0].config
     parts = {"model": "", "epochs": " epochs", "batch_size": f" {unit_of(runs)} per batch"}
     facts = [f"{shown(config[k])}{unit}" for k, unit in parts.items() if k in config]
-    return f"{runs[0].name}: {', '.join(facts)}."
+    name = runs[0].name.removeprefix("run ")
+    return f"Run {name}: {', '.join(facts)}."
 
 
 @functools.cache

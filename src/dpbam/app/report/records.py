@@ -277,14 +277,12 @@ def read_run(folder: str | Path) -> Run:
         ReportError: if the folder is no run, or a file in it is damaged.
         RunError: if a link in it leads out.
     """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise ReportError(f"{folder} is not a folder: name a run folder, as dpbam train --out made")
-    RunFolder(folder).check_links()  # a link may lead to a secret of another user
     files = RunFolder(folder)
-    config, non_private = folder / CONFIG, folder / "non-private"
+    if not files.path.is_dir():
+        raise ReportError(f"{folder} is not a folder: name a run folder, as dpbam train --out made")
+    files.check_links()  # a link may lead to a secret of another user
     statement = Statement.read(path) if (path := files.statement_json).exists() else None
-    if not config.exists() and statement is None:
+    if not files.config.exists() and statement is None:
         raise ReportError(
             f"{folder} has no config.toml: it is not a run folder, or its training never began"
         )
@@ -294,17 +292,17 @@ def read_run(folder: str | Path) -> Run:
     facts = files.read_facts() if files.facts.exists() else None
     plan = statement or facts
     return Run(
-        name=folder.resolve().name,
-        config=_parse(config, tomllib.loads) if config.exists() else settings,
+        name=files.path.resolve().name,
+        config=_parse(files.config, tomllib.loads) if files.config.exists() else settings,
         statement=statement,
         facts=facts,
         sampling_rate=math.nan if plan is None else plan.sampling_rate,
-        metrics=_rows(folder / "metrics.jsonl"),
-        statistics=_rows(folder / "statistics.jsonl"),
-        evaluation=_maybe(non_private / "evaluation-test.json") or None,
-        compared=_rows(non_private / "evaluations.jsonl"),
-        steps=_rows(non_private / "training.jsonl"),
-        bias=_rows(non_private / "bias.jsonl"),
+        metrics=_rows(files.metrics),
+        statistics=_rows(files.statistics),
+        evaluation=_maybe(files.non_private / "evaluation-test.json") or None,
+        compared=_rows(files.evaluations),
+        steps=_rows(files.training_log),
+        bias=_rows(files.bias),
     )
 
 

@@ -93,10 +93,11 @@ def _together(runs: Sequence[Run]) -> tuple[str, str]:
     delta = max(statement.delta for statement in statements)
     accountant = str(private[0].config.get("accountant", "pld"))
     total = total_epsilon(_charges(statements), delta, accountant=accountant)
+    sentence = privacy_sentence(max(private, key=lambda run: run.epsilon))
     return up(total), (
         f"at δ = {shown(delta)}, if all {len(private)} private models are published: they were "
-        "trained on the same data, and their budgets add up. If one model is published: "
-        f"{privacy_sentence(max(private, key=lambda run: run.epsilon))}"
+        "trained on the same data, and their budgets add up. If one model is published, "
+        f"{sentence[0].lower()}{sentence[1:]}"
     )
 
 

@@ -112,7 +112,7 @@ def _final(metric: str, group: Group) -> str:
 def _difference(by_label: Mapping[str, Estimate], group: Group) -> str:
     if group.label not in by_label:
         return ""
-    return difference_text(by_label[group.label], group.runs[0].metric).removesuffix(" points")
+    return difference_text(by_label[group.label], group.runs[0].metric)
 
 
 def _epsilon(group: Group) -> str:

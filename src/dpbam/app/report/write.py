@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from dpbam.app.report.catalogue import build
 from dpbam.app.report.groups import groups
-from dpbam.app.report.html import render, report_figures
+from dpbam.app.report.html import build, render, report_figures
 from dpbam.app.report.records import ReportError, Run, read_runs
 from dpbam.app.runs.run import RunError
 from dpbam.catalogue import FIGURES

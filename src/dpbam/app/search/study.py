@@ -101,7 +101,6 @@ class Score(_OperatorsFile):
     metric: str
     epsilon: float
     delta: float
-    seconds: float
     charges: tuple[Charge, ...]
 
     def __str__(self) -> str:
@@ -226,7 +225,6 @@ class Study:
         trial = Score(
             number=number, settings=varied, score=score(search, result, noise),
             metric=result.metric, epsilon=result.epsilon, delta=result.delta,
-            seconds=result.seconds,
             charges=tuple(Ledger(0.5, path=folder.ledger).charges()),  # also of steps a crash lost
         )  # fmt: skip
         trial.write(self._score_file(number))

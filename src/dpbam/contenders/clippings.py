@@ -1,8 +1,17 @@
-"""Clipping norms that adapt to what was released, and all clippings by name.
+"""Clippings of the bench: two fixed ones, and two whose norm adapts to what was released.
 
-A unit contributes its clipped direction and K extra coordinates e_i. Both are one vector of norm at
-most S, the sensitivity, and get noise sigma S: one Gaussian mechanism, charged at sigma as without
-them. C_t depends on earlier releases alone.
+==============  ========================================  ====================================
+clipping        factor at norm |d|                        when to use it
+==============  ========================================  ====================================
+``normalised``  C / |d|                                   norms shrink below C during training
+``psac``        C / (|d| + r / (|d| + r))                 as automatic, with many small gradients
+``quantile``    min(1, C_t / |d|), C_t a quantile         C unknown, and norms change
+``slaclip``     min(1, C_t / |d|), C_t from the slack     the same, at no cost in noise
+==============  ========================================  ====================================
+
+In an adaptive one, a unit contributes its clipped direction and K extra coordinates e_i. Both are
+one vector of norm at most S, the sensitivity, and get noise sigma S: one Gaussian mechanism,
+charged at sigma as without them. C_t depends on earlier releases alone.
 
 ==============  ========================================  ====================================
 clipping        extra coordinates of unit i               price
@@ -18,21 +27,78 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from dpbam import _validate
-from dpbam.catalogue import CLIPPINGS
 from dpbam.errors import ArgumentError
-from dpbam.privacy.clipping import (
-    Clipping,
-    bound_factors,
-    check_norm,
-)
+from dpbam.privacy.clipping import LEAST_NORM, Clipping, NormClipping, bound_factors, check_norm
 
+_LEAST_R = 1e-12  # factors stay below C / (2 sqrt(r)), at norms of sqrt(r), which float32 knows
 _GRID = 2.0**-12  # slacks are multiples of this share of a bar
 _RANGE = 1e6  # the norm stays within this factor of the first
+
+
+@dataclass(frozen=True)
+class NormalisedClipping(NormClipping):
+    """Scale every unit to norm C: C g / |g|, the direction alone (DP-NSGD, Yang et al. 2022).
+
+    A gradient of norm below 1e-10 has no direction in float32, and contributes nothing. The
+    regularised form C g / (|g| + r) of the same paper is :class:`AutomaticClipping` with gamma = r.
+    Compared with the paper's abstract alone (arXiv:2206.13033), which has no formula.
+
+    Guarantee: the sum moves by at most C.
+
+    Assumptions: norms of 1e-10 and more are right in float32; smaller ones contribute nothing.
+
+    Proof: |C d / |d|| = C.
+
+    Example:
+        >>> NormalisedClipping(1.0).factors(torch.tensor([[0.0, 0.5, 4.0]]))
+        tensor([[0.0000, 2.0000, 0.2500]])
+    """
+
+    def __post_init__(self) -> None:
+        check_norm(_validate.positive("clip_norm", self.clip_norm))
+
+    def scales(self, norms: Tensor) -> Tensor:
+        known = norms >= LEAST_NORM
+        return torch.where(known, self.clip_norm / torch.where(known, norms, 1.0), 0.0)
+
+
+@dataclass(frozen=True)
+class PSACClipping(NormClipping):
+    """Weigh by C / (|g| + r / (|g| + r)), after DP-PSAC (Xia et al. 2023).
+
+    Compared with a third party's summary of the paper's Algorithm 1 (arXiv:2212.00328), not with
+    the paper's text; two optimisers of this name that were proposed for Opacus differ from it.
+    Unlike normalising it does not raise small gradients to norm C: near 0 the factor tends to C.
+
+    Guarantee: the sum moves by less than C.
+
+    Assumptions: as for every clipping.
+
+    Proof: |d| / (|d| + r / (|d| + r)) < 1, since r > 0.
+
+    Example:
+        >>> PSACClipping(1.0, r=0.1).factors(torch.tensor([[0.0, 1.0]]))
+        tensor([[1.0000, 0.9167]])
+    """
+
+    r: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_norm(_validate.positive("clip_norm", self.clip_norm))
+        if _validate.positive("r", self.r) < _LEAST_R:
+            raise ArgumentError(
+                f"r must be at least {_LEAST_R:g}, got {self.r!r}: a smaller one vanishes in "
+                "float32, and small norms would not be clipped"
+            )
+
+    def scales(self, norms: Tensor) -> Tensor:
+        return self.clip_norm / (norms + self.r / (norms + self.r))
 
 
 class AdaptiveClipping(Clipping):
@@ -201,11 +267,3 @@ class SlackClipping(AdaptiveClipping):
         self.below = tuple((released / self._bar).tolist())
         near_zero = min(max(self.below[-1] / self.bound, 0.0), 1.0)
         self._move(self.below[0], 1 - self.beta * (1 - near_zero))
-
-
-def make_clipping(name: str, clip_norm: float) -> Clipping:
-    """Return the clipping called ``name``; the user's own must be given as an object."""
-    if ":" in name:
-        raise ArgumentError(f"the plan's clipping {name} is the user's own: pass clipping=")
-    clipping: Clipping = CLIPPINGS.load(name)(clip_norm)
-    return clipping
