@@ -106,11 +106,11 @@ def test_wrong_searches_are_refused(changes: dict[str, Any], says: str) -> None:
 
 
 def test_the_number_of_trials_of_a_search_is_drawn_as_claimed() -> None:
-    seeds, config = iter(range(10**6)), accounted().config({})
+    seeds = iter(range(10**6))
 
     def draw(trials: int = 8, accounted: bool = True) -> int:
         search: Any = SimpleNamespace(
-            accounted=accounted, trials=trials, seed=next(seeds), config=lambda varied: config
+            accounted=accounted, trials=trials, seed=next(seeds), method="dp-sgd"
         )
         return number_of_trials(search)
 
@@ -195,6 +195,12 @@ def test_a_seed_draws_the_same_study_and_none_another_one() -> None:
     other = replace(seeded, settings={**SETTINGS, "seed": 2})
     assert draw_study(other).trials != draw_study(seeded).trials
     assert draw_study(accounted(trials=20)).trials != draw_study(accounted(trials=20)).trials
+
+
+def test_a_seeded_search_may_vary_what_a_run_needs() -> None:
+    settings = {k: v for k, v in SETTINGS.items() if k != "noise_multiplier"} | {"seed": 1}
+    search = a_search(settings=settings, space=parse_space(["epsilon=1..8"]))
+    assert len(draw_study(search).trials) == 3
 
 
 def test_shares_of_a_study_are_every_trial_once(stub: list[Any], tmp_path: Path) -> None:

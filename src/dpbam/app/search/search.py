@@ -88,6 +88,11 @@ class Search:
         seed = self.settings.get("seed")
         return None if seed is None else int(str(seed))
 
+    @property
+    def method(self) -> str:
+        """The method of all trials."""
+        return str(self.end_config(0).method)
+
     def config(self, varied: Mapping[str, object], **more: object) -> RunConfig:
         """Return the configuration of a trial; ``varied`` has its hyper-parameters."""
         return RunConfig.from_mapping({**self.settings, **varied, **more})

@@ -151,8 +151,7 @@ def trial_seed(search: Search, number: int) -> int | None:
     """Derive the seed of one trial of a seeded search, so that trials are independent."""
     if search.seed is None:
         return None
-    method = search.config({}).method
-    return random.Random(f"{search.seed} {method} {number}").getrandbits(48)
+    return random.Random(f"{search.seed} {search.method} {number}").getrandbits(48)
 
 
 def _entropy(search: Search, purpose: int) -> int:
@@ -219,7 +218,7 @@ class Study:
         config = search.config(varied)
         if (seed := trial_seed(search, number)) is not None:
             config = config.replace(seed=seed)
-            noise = random.Random(f"score {search.seed} {config.method} {number}")
+            noise = random.Random(f"score {search.seed} {search.method} {number}")
         folder = self.folder(number)
         result = execute(config, folder.path, resume=folder.started)
         trial = Score(
@@ -329,10 +328,9 @@ class SearchResult:
             "epsilon": self.epsilon,
             "delta": self.delta,
             "research_only": search.seed is not None,
-            "best": best and {"method": search.config({}).method, "score": best.score,
-                              **best.settings},
+            "best": best and {"method": search.method, "score": best.score, **best.settings},
             "folder": best and BEST,
-        }  # fmt: skip
+        }
         if not search.accounted:
             return values | {"epsilon_of_all_trials_together": self.epsilon_of_all}
         return values | {
