@@ -18,7 +18,7 @@ from dpbam.compute import ENGINES as ALL_ENGINES
 from dpbam.engines.memory import MOST_ROWS
 from dpbam.guard import Admitted
 from dpbam.loading import PoissonBatches
-from dpbam.params import WeakTensors
+from dpbam.params import WeakTensors, trainable
 
 ENGINES = [name for name in ALL_ENGINES if name != "auto"]
 CLIPPINGS = ["flat", "automatic", "per-layer"]
@@ -120,7 +120,8 @@ def one_step(
 def clipped_sum(oracle: PrivateGradientOracle, x: Any, y: Any, units: Any = None) -> Tensor:
     """The un-noised sum of one logical batch, as the mechanism computes it."""
     batch = LogicalBatch.of(x, y, units, oracle.plan.max_records)
-    step = oracle._prepare(Admitted(batch, batch.size, False, WeakTensors()), x, y)
+    admitted = Admitted(batch, batch.size, trainable(oracle.model), False, WeakTensors())
+    step = oracle._prepare(admitted, x, y)
     return flat(mechanism.clipped_sums(step)["gradient"].sums)
 
 

@@ -19,7 +19,7 @@ the batch  batches from elsewhere that are not declared (:func:`check_source`), 
 =========  =====================================================================================
 
 The clipping is checked on the units themselves, by ``clipping.StepClipping.verify``, before their
-sum is released. What an oracle is made of is checked once, by :func:`check_oracle`.
+sum is released. What an oracle is made of is checked once, by :mod:`dpbam.assembly`.
 
 A check refuses what cannot be right, and proves nothing else: batches of plausible sizes may still
 be drawn wrongly. :meth:`dpbam.oracle.PrivateGradientOracle.batches` draws correctly.
@@ -29,7 +29,6 @@ Whether a check refuses depends on the data without noise; the exception is for 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,19 +40,16 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dpbam.batches import LogicalBatch
-from dpbam.errors import ArgumentError, ArgumentTypeError, PlanViolationError
-from dpbam.filters import Filter
-from dpbam.methods import Method, check_declared
-from dpbam.nn import check_model, check_trainable
-from dpbam.params import WeakTensors, digest, trainable, version_of
-from dpbam.privacy.clipping import Clipping, StepClipping, check_coordinates, check_groups
+from dpbam.errors import ArgumentError, PlanViolationError
+from dpbam.nn import check_model
+from dpbam.params import WeakTensors, trainable, version_of
+from dpbam.privacy.clipping import Clipping, StepClipping
 from dpbam.privacy.ledger import Ledger
 from dpbam.privacy.plan import PrivacyPlan
 from dpbam.privacy.sampling import BatchSizes
 
 if TYPE_CHECKING:
     from dpbam.distributed import Ranks
-    from dpbam.engines import Loss
     from dpbam.oracle import PrivateGradientOracle
 
 SAMPLINGS = ("poisson", "poisson-elsewhere", "unchecked")
@@ -66,12 +62,14 @@ class Admitted:
     Attributes:
         batch: its rows, ordered by unit.
         size: the units of all ranks. Not to be shared.
+        theta: the trained parameters.
         replays: whether the ledger has the step already, from a seeded run.
         tensors: what was handed over, by weak references.
     """
 
     batch: LogicalBatch
     size: int
+    theta: dict[str, nn.Parameter]
     replays: bool
     tensors: WeakTensors
 
@@ -100,8 +98,9 @@ class Guard:
             plan.check_before(oracle.ledger, oracle.before)
 
         # the model may have been changed since the oracle was made
+        theta = trainable(oracle.model)
         check_model(oracle.model)
-        check_unchanged(self._names, trainable(oracle.model))
+        check_unchanged(self._names, theta)
 
         check_units(plan, units, ranks)
         batch = LogicalBatch.of(inputs, targets, units, plan.max_records)
@@ -110,9 +109,8 @@ class Guard:
         poisson = plan.private and oracle.sampling != "unchecked"
         if poisson:
             check_source(oracle)
-        used = (
-            poisson and plan.sampling_rate < 1 and UsedBatches.of(oracle.ledger).has(inputs, units)
-        )
+        amplified = poisson and plan.sampling_rate < 1
+        used = amplified and UsedBatches.of(oracle.ledger).has(inputs, units)
         replays = oracle.ledger.entry(oracle.stream, oracle.step) is not None  # on the leader
         # one message for all counts, so that ranks wait for one another once
         counts = batch.size, used, replays, len(oracle.observers), oracle.statistics is not None
@@ -121,7 +119,7 @@ class Guard:
         check_same_watchers(ranks, len(oracle.observers), *watchers)
         if poisson:
             self._sizes.check(size)
-        return Admitted(batch, size, bool(replayed), tensors)
+        return Admitted(batch, size, theta, bool(replayed), tensors)
 
     def count(self, ledger: Ledger, size: int, tensors: WeakTensors) -> None:
         """Record the batch of a step that is taken."""
@@ -277,157 +275,3 @@ def check_same_watchers(ranks: Ranks, here: int, observers: int, releases: int) 
             f"{ranks.world} ranks have {observers} observers and {releases} statistics together: "
             "make the oracle with the same ones on every rank"
         )
-
-
-def check_oracle(oracle: PrivateGradientOracle, loss: Loss, *, filtered: bool) -> None:
-    """Refuse an oracle whose components do not fit together; ``filtered``: a filter was given."""
-    plan, method, clipping = oracle.plan, oracle.method, oracle.clipping
-    check_model(oracle.model)
-    check_trainable(oracle.model)
-    check_interceptable(oracle.model, loss)
-    for component, base in ((method, Method), (clipping, Clipping), (oracle.filter, Filter)):
-        if component is not None:
-            _check_signatures(component, base)
-    check_declared(method)
-    check_coordinates(clipping)
-    check_groups(clipping.groups(list(trainable(oracle.model))), list(trainable(oracle.model)))
-    if filtered and method.filter() is not None:
-        raise ArgumentError(f"{method.name} has a filter of its own: leave filter out")
-    if plan.private and not method.private:
-        raise ArgumentError(
-            f"{method.name} uses the batch without noise, so it cannot be private: "
-            "use it with PrivacyPlan.non_private(...)"
-        )
-    joint = () if oracle.statistics is None else oracle.statistics.noise_multipliers
-    if joint != plan.joint_noise_multipliers:
-        raise ArgumentError(
-            f"the plan has joint_noise_multipliers={plan.joint_noise_multipliers} but the "
-            f"release adds {joint}: make the plan with joint_noise_multipliers="
-            "release.noise_multipliers"
-        )
-    if clipping.sensitivity != plan.clip_norm:
-        raise ArgumentError(
-            f"the clipping's sensitivity {clipping.sensitivity:g} is not the plan's "
-            f"clip_norm {plan.clip_norm:g}: make both the same"
-        )
-    check_same_components(oracle.ranks, plan, noise=oracle.noise, clipping=clipping, method=method,
-                          filter=oracle.filter)  # fmt: skip
-
-
-def _check_signatures(component: object, base: type) -> None:
-    """Refuse a component of the user's own that cannot be called as its base class is.
-
-    Otherwise the first step would end in a TypeError from inside the library.
-    """
-    for hook, function in vars(base).items():
-        if hook.startswith("_") or not inspect.isfunction(function):
-            continue
-        _, *arguments = inspect.signature(function).parameters  # without self
-        try:
-            inspect.signature(getattr(component, hook)).bind(*arguments)
-        except TypeError:
-            name = type(component).__name__
-            raise ArgumentTypeError(
-                f"{name}.{hook} cannot be called with ({', '.join(arguments)}), as a step does: "
-                f"define {hook}({', '.join(['self', *arguments])})"
-            ) from None
-
-
-def check_interceptable(model: nn.Module, loss: object) -> None:
-    """Refuse compiled and scripted code, and trained parameters that are complex.
-
-    Guarantee: no module of the model or the loss hides its operations from the engines, or keeps
-    tensors of records in compiled code.
-
-    Assumptions: a function under ``torch.compile`` that forward calls is not seen here; what it
-    keeps is refused after the pass.
-
-    Proof: every module is looked at, before anything runs.
-
-    Example:
-        >>> check_interceptable(torch.jit.script(nn.Linear(2, 2)), None)
-        Traceback (most recent call last):
-        ...
-        dpbam.errors.ArgumentError: the model is TorchScript (RecursiveScriptModule), whose ...
-    """
-    roots = {"the model": model} | ({"the loss": loss} if isinstance(loss, nn.Module) else {})
-    for root, tree in roots.items():
-        for path, module in tree.named_modules():
-            where = f"layer {path!r} of {root}" if path else root
-            if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
-                raise ArgumentError(
-                    f"{where} is compiled, which hides its operations from the engines and is no "
-                    "faster there: compile nothing (of compiled = torch.compile(model) pass "
-                    "model, or compiled._orig_mod)"
-                )
-            if isinstance(module, torch.jit.ScriptModule):
-                raise ArgumentError(
-                    f"{where} is TorchScript ({type(module).__name__}), whose operations cannot be "
-                    "intercepted: pass the module that torch.jit.script or torch.jit.trace was "
-                    "given"
-                )
-    if isinstance(loss, torch.jit.ScriptFunction):
-        raise ArgumentError(
-            "the loss is TorchScript, whose operations cannot be intercepted: pass the function "
-            "that torch.jit.script was given"
-        )
-    for name, parameter in trainable(model).items():
-        if parameter.is_complex():
-            raise ArgumentError(
-                f"parameter {name} is complex, and clipping and noise are for real numbers: keep "
-                "real and imaginary part in a real parameter, and use torch.view_as_complex of it"
-            )
-
-
-def check_same_components(ranks: Ranks, plan: PrivacyPlan, **components: object) -> None:
-    """Refuse an oracle that was made of other components, or with other options, on some rank.
-
-    Guarantee: every slice of the gradient has the noise that rank 0 charges.
-
-    Assumptions: a class of the user's own has the same code on every rank, and its options are
-    attributes of plain values or tensors (:func:`describe`).
-
-    Proof: plan, noise, clipping, method and filter of each rank are compared with those of rank 0,
-    with their options, at construction.
-    """
-    described = {"plan": repr(plan)} | {kind: describe(c) for kind, c in components.items()}
-    leaders, *others = ranks.collect(described)
-    for rank, other in enumerate(others, 1):
-        for kind in described:
-            if other[kind] != leaders[kind]:
-                raise ArgumentError(
-                    f"rank {rank} has another {kind} than rank 0, which charges the steps: make "
-                    "the oracle with the same one, and the same options, on every rank"
-                )
-
-
-def describe(component: object) -> str:
-    """Name the class of a component, and its attributes, for a comparison.
-
-    Objects among the attributes count by their class, so that randomness, which ranks must not
-    share, is not compared.
-
-    Example:
-        >>> from dpbam.privacy.clipping import FlatClipping
-        >>> describe(FlatClipping(0.5))
-        "dpbam.privacy.clipping.FlatClipping({'clip_norm': '0.5'})"
-    """
-    options = {
-        name: _describe_value(value)
-        for name, value in sorted(getattr(component, "__dict__", {}).items())
-    }
-    return f"{type(component).__module__}.{type(component).__qualname__}({options})"
-
-
-def _describe_value(value: object) -> object:
-    if value is None or isinstance(value, (bool, int, float, str, bytes)):
-        return repr(value)
-    if isinstance(value, dict):
-        return {repr(k): _describe_value(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_describe_value(v) for v in value]
-    if isinstance(value, Tensor):
-        return digest({"": value})
-    if isinstance(value, Method):  # inside another
-        return describe(value)
-    return getattr(value, "__qualname__", type(value).__qualname__)

@@ -1,10 +1,8 @@
-"""The mechanism: every private step passes through :func:`private_step`.
-
-What a run releases before its first step has code of its own, ``app/runs/first_release.py``.
+"""The mechanism: everything private passes through :func:`release`, a step by :func:`private_step`.
 
     g_t = ( sum_i clip(d_i, C_t) + N(0, (sigma_t C_t)^2 I) ) / l        the paper's Algorithm 1
 
-Guarantee: on a Poisson sample of rate q, one call is the subsampled Gaussian mechanism with noise
+Guarantee: on a Poisson sample of rate q, one step is the subsampled Gaussian mechanism with noise
 multiplier sigma_t under adding or removing one unit, and it is on the ledger before anything of it
 leaves this module.
 
@@ -25,15 +23,16 @@ A unit also adds its extra coordinates, where the clipping has them, which are p
 vector of norm C_t, and its part of the statistics, each sum with its own sigma_k: all are
 queries (:class:`~dpbam.privacy.noise.Query`), and the joint event is what the plan charges.
 
-Of the user's code, model, loss, augmentation, method and clipping run inside the loop of line 1,
-and observers and statistics there get copies of norms and factors; a noise of the user's own runs
-in line 2; after the charge nothing of the user's runs here.
+Of the user's code, model, loss, augmentation, method, clipping and statistics run inside the loop
+of line 1, and observers there get copies of norms and factors; a noise of the user's own runs in
+line 2; after the charge nothing of the user's runs here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -43,8 +42,9 @@ from dpbam.batches import LogicalBatch
 from dpbam.compute import Runner
 from dpbam.distributed import Ranks
 from dpbam.errors import ArgumentError, PlanViolationError
+from dpbam.joint_release import StepStatistics
 from dpbam.methods import Method
-from dpbam.observers import Watch
+from dpbam.observers import Observation, Watch
 from dpbam.params import (
     Params,
     WeakTensors,
@@ -62,6 +62,36 @@ from dpbam.privacy.plan import PrivacyPlan
 from dpbam.privacy.secure_noise import SecureGaussianNoise
 
 _COPYING_NOISES = (GaussianNoise, SecureGaussianNoise)  # they keep neither sums nor results
+_GRADIENT, _COORDINATES, _STATISTICS = "gradient", "coordinates", "statistics/"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """How sums are released: which noise they get, and what is charged for them.
+
+    Attributes:
+        noise: adds the noise.
+        ranks: the processes that have a part of the sums each.
+        ledger: where the release is charged.
+        stream: the name of the noise on the ledger.
+        number: of the step; 0 for a release before the first.
+        noise_multiplier: sigma of the joint event of all sums, as the plan has it.
+        sampling_rate: q of the charge; 1 where all units, or batches of any kind, are used.
+        unit: of privacy.
+        seeded: whether the noise can be repeated, so that a replay has to be recognised.
+        memory: what sums are accumulated in.
+    """
+
+    noise: NoiseMechanism
+    ranks: Ranks
+    ledger: Ledger
+    stream: str
+    number: int
+    noise_multiplier: float
+    sampling_rate: float
+    unit: str
+    seeded: bool
+    memory: SumMemory
 
 
 @dataclass
@@ -97,7 +127,8 @@ class Step:
     """One admitted step: everything that :func:`private_step` uses.
 
     Attributes:
-        plan: sigma_t, l and the charged event.
+        plan: sigma_t and l.
+        terms: the noise, and what is charged.
         batch: the logical batch: one Poisson sample of this rank's units.
         computation: the engine, and the physical batches that it is given.
         method: defines a unit's direction, as it is at this step.
@@ -107,15 +138,13 @@ class Step:
         theta: the trained parameters.
         shift: what is added to theta for the whole batch (DP-SAT, DiSK): public; None: nothing.
         clipping: of this step, with its sensitivity C_t.
-        watch: observers and the joint release.
-        sampling_rate: q of the charge; 1 where batches are not known to be Poisson samples.
-        stream: the name of the noise on the ledger.
-        seeded: whether the noise can be repeated, so that a replay has to be recognised.
-        memory: what the sum is accumulated in.
+        statistics: of this step, which are released with the gradient; None: none.
+        watch: observers.
         attempt: what becomes of the step.
     """
 
     plan: PrivacyPlan
+    terms: Terms
     batch: LogicalBatch
     computation: Runner
     method: Method
@@ -124,19 +153,9 @@ class Step:
     theta: Mapping[str, nn.Parameter]
     shift: Params | None
     clipping: StepClipping
+    statistics: StepStatistics | None
     watch: Watch
-    noise: NoiseMechanism
-    ranks: Ranks
-    ledger: Ledger
-    sampling_rate: float
-    stream: str
-    seeded: bool
-    memory: SumMemory
     attempt: Attempt
-
-    @property
-    def number(self) -> int:
-        return self.attempt.number
 
 
 @dataclass(frozen=True)
@@ -161,19 +180,33 @@ def private_step(step: Step) -> Released:
     ledger, on disk if that has a file; if anything raises before the charge, nothing was released
     or charged.
 
-    Assumptions: the guard has admitted the step; the engine's handle is right; a statistic's
-    deviation is sigma_k times what one unit moves it by, as its class states.
+    Assumptions: the guard has admitted the step; the engine's handle is right.
 
     Proof: docs/mechanism.md, line by line.
     """
     queries = clipped_sums(step)  # sum_i clip(d_i, C_t), and what is released with it
-    check_noise(queries, step)
-    noised = {name: add_noise(query, step) for name, query in queries.items()}  # once per batch
-    step.memory.keep(queries[_GRADIENT].sums, step.noise)
-    replay = identify(noised, step)
-    step.ranks.from_leader(lambda: charge(step, replay))  # the others wait for it
+    noised = release(queries, step.terms)  # once per batch; on the ledger on return
     step.attempt.charged = True  # also on the ranks without the ledger
-    return gather(noised, queries, step)
+    return gather(noised, queries, step.terms.ranks)
+
+
+def release(queries: Mapping[str, Query], terms: Terms) -> dict[str, Params]:
+    """Noise, then charge: return this rank's slices of the noised sums, by query.
+
+    Guarantee: no sum leaves without noise, or before the release is on the ledger; what raises
+    before the charge has released nothing.
+
+    Assumptions: ``terms.noise_multiplier`` is that of the joint event: 1 / sigma^2 is the sum over
+    the queries of (what one unit moves the sums by / std)^2 at most.
+
+    Proof: the order of the lines.
+    """
+    check_noise(queries, terms)
+    noised = {name: add_noise(query, terms) for name, query in queries.items()}
+    terms.memory.keep(queries, terms.noise)  # zeroed: no sum without noise is left
+    replay = identify(noised, terms)
+    terms.ranks.from_leader(lambda: charge(terms, replay))  # the others wait for it
+    return noised
 
 
 def clipped_sums(step: Step) -> dict[str, Query]:
@@ -182,23 +215,25 @@ def clipped_sums(step: Step) -> dict[str, Query]:
     Float32 sums of at most ``MOST_SUMMED`` units are added in float64.
 
     Guarantee: one unit moves the gradient and the extra coordinates together by at most C_t, up to
-    rounding (measured: 2e-4 C_t for 65,536 aligned units).
+    rounding (measured: 2e-4 C_t for 65,536 aligned units), and a statistic by its own bound.
 
     Assumptions: norms are those of the directions, and a unit is in one physical batch of one rank.
 
-    Proof: ``StepClipping.verify`` refuses a unit with a larger part, before anything is returned.
+    Proof: ``StepClipping.verify`` refuses a unit with a larger part, before anything is returned,
+    and ``StepStatistics.queries`` likewise.
     """
-    clipping, plan = step.clipping, step.plan
-    gradient = step.memory.take(step.theta)
+    clipping, plan, watch, statistics = step.clipping, step.plan, step.watch, step.statistics
+    gradient = step.terms.memory.take(step.theta)
     device = next(iter(step.theta.values())).device
     empty = True  # whether no unit is in the sum yet
     coordinates: Params = {}
     if clipping.coordinates:
         coordinates = sum_of_none({"extra": torch.zeros(clipping.coordinates, device=device)})
-    with shifted(step.theta, step.shift):  # theta + shift; theta again afterwards, in any case
+    # theta + shift, which no pass may write to; theta again afterwards, in any case
+    with shifted(step.theta, step.shift), step.terms.memory.fixed(step.theta):
         for physical in step.computation.physical(step.batch):  # whole units, this rank's
             directions = step.computation.directions(
-                physical, step.method, step.lam, plain=step.watch.wants_plain
+                physical, step.method, step.lam, plain=watch.wants_plain
             )  # d_1 .. d_U
             norms = directions.norms()  # [G, U]
             factors, extra = clipping.clip(norms)  # [G, U], [K]
@@ -207,26 +242,31 @@ def clipped_sums(step: Step) -> dict[str, Query]:
                 empty = False
             if extra is not None:
                 coordinates["extra"] += extra
+            if statistics is None and not watch.observers:
+                continue
             # the unit's part is in the sum: what an observer does to its copies changes nothing
-            step.watch.observe(directions, norms, factors)
+            batch = Observation(directions, watch.next_ids(norms.shape[1]), norms, factors)
+            watch.observe(batch)
+            if statistics is not None:
+                statistics.add(batch.copy())
     clipping.verify()  # a refusal discards the sums
     check_method_state(step)
-    step.watch.copy_sum(gradient)
+    watch.copy_sum(gradient)
     # sigma_t C_t; a plan without noise may have no clip, so that C_t is infinite
-    sigma = plan.noise_multiplier_at(step.number)
+    sigma = plan.noise_multiplier_at(step.attempt.number)
     std = sigma * clipping.sensitivity if sigma else 0.0
     queries = {_GRADIENT: Query(gradient, std, "noise", divisor=plan.batch_size)}
     if clipping.coordinates:
         start = sum(s.numel() for s in gradient.values())  # after the gradient's own coordinates
         queries[_COORDINATES] = Query(coordinates, std, "noise", start, plan.batch_size)
-    statistics = step.watch.queries()
-    check_counted(plan, statistics)
-    if statistics:
-        check_same_noise(step.ranks, {name: query.std for name, query in statistics.items()})
-    return queries | {_STATISTICS + name: query for name, query in statistics.items()}
+    if statistics is not None:
+        of_statistics = statistics.queries()
+        check_same_noise(step.terms.ranks, {n: query.std for n, query in of_statistics.items()})
+        queries |= {_STATISTICS + name: query for name, query in of_statistics.items()}
+    return queries
 
 
-def add_noise(query: Query, step: Step) -> Params:
+def add_noise(query: Query, terms: Terms) -> Params:
     """Return this rank's slice of (sum over all ranks + N(0, std^2 I)) / divisor.
 
     Guarantee: every coordinate gets noise of the full variance, from exactly one rank.
@@ -235,21 +275,21 @@ def add_noise(query: Query, step: Step) -> Params:
 
     Proof: the slices of the ranks are a partition of the coordinates.
     """
-    sums, start = step.ranks.scatter(query.sums)
-    noised = step.noise.add(
-        sums, query.std, step.number, stream=query.stream, start=query.start + start
+    sums, start = terms.ranks.scatter(query.sums)
+    noised = terms.noise.add(
+        sums, query.std, terms.number, stream=query.stream, start=query.start + start
     )
     if query.divisor == 1:
         return noised
-    if type(step.noise) in _COPYING_NOISES:  # its result is in memory of its own, used once
+    if type(terms.noise) in _COPYING_NOISES:  # its result is in memory of its own, used once
         torch._foreach_div_(list(noised.values()), float(query.divisor))
         return noised
     return elementwise(lambda s: s / query.divisor, noised)
 
 
-def identify(noised: Mapping[str, Params], step: Step) -> str | None:
+def identify(noised: Mapping[str, Params], terms: Terms) -> str | None:
     """Return a digest of what all ranks release, to recognise a seeded replay; else None."""
-    if not step.seeded:
+    if not terms.seeded:
         return None
     # numbered: a statistic's entry named as a parameter would take its place, and a step with
     # another gradient, under the same noise, would pass for a replay
@@ -258,44 +298,44 @@ def identify(noised: Mapping[str, Params], step: Step) -> str | None:
         for k, query in enumerate(noised.values())
         for name, sums in query.items()
     }
-    first, *others = step.ranks.collect(digest(named))
+    first, *others = terms.ranks.collect(digest(named))
     return joint_digest(first, *others) if others else first
 
 
-def charge(step: Step, replay: str | None) -> None:
-    """Write the step to the ledger; on return it is on disk, if the ledger has a file."""
-    step.ledger.charge(
-        step.stream,
-        step.number,
-        noise_multiplier=step.noise.charged(step.plan.charged_at(step.number)),
-        sampling_rate=step.sampling_rate,
-        unit=step.plan.unit,
+def charge(terms: Terms, replay: str | None) -> None:
+    """Write the release to the ledger; on return it is on disk, if the ledger has a file."""
+    terms.ledger.charge(
+        terms.stream,
+        terms.number,
+        noise_multiplier=terms.noise.charged(terms.noise_multiplier),
+        sampling_rate=terms.sampling_rate,
+        unit=terms.unit,
         release=replay,
     )
 
 
-def gather(noised: Mapping[str, Params], queries: Mapping[str, Query], step: Step) -> Released:
+def gather(noised: Mapping[str, Params], queries: Mapping[str, Query], ranks: Ranks) -> Released:
     """Put the slices of all ranks together, once the step is on the ledger."""
-    released = {name: step.ranks.gather(noised[name], queries[name].sums) for name in queries}
+    released = {name: ranks.gather(noised[name], queries[name].sums) for name in queries}
     gradient = released.pop(_GRADIENT)
     coordinates = released.pop(_COORDINATES, {}).get("extra")
     statistics = {name.removeprefix(_STATISTICS): sums for name, sums in released.items()}
     return Released(gradient, coordinates, statistics)
 
 
-def check_noise(queries: Mapping[str, Query], step: Step) -> None:
+def check_noise(queries: Mapping[str, Query], terms: Terms) -> None:
     """Refuse sums that would get no noise, or noise that is not finite.
 
     Guarantee: nothing is released without noise.
 
     Assumptions: the noise mechanism's own.
 
-    Proof: it is called for all sums of a private step, before any gets its noise.
+    Proof: it is called for all sums of a private release, before any gets its noise.
     """
     for query in queries.values():
         if not 0 < query.std < math.inf:
             raise PlanViolationError(
-                f"the noise of step {step.number} has standard deviation {query.std:g}, which "
+                f"the noise of step {terms.number} has standard deviation {query.std:g}, which "
                 "hides nothing: training without noise is PrivacyPlan.non_private(...)"
             )
 
@@ -317,32 +357,15 @@ def check_method_state(step: Step) -> None:
         )
 
 
-def check_counted(plan: PrivacyPlan, statistics: Mapping[str, Query]) -> None:
-    """Refuse statistics of another number than the plan charges.
-
-    Guarantee: every sum of the joint release is one of the sigma_k of the charged event.
-
-    Assumptions: what a unit adds to a statistic is bounded by its deviation over its sigma.
-
-    Proof: their number is compared at every step, before it is charged.
-    """
-    charged = len(plan.joint_noise_multipliers)
-    if len(statistics) != charged:
-        raise PlanViolationError(
-            f"the statistics release {len(statistics)} sums and the plan charges {charged}: give "
-            "noise_multipliers one entry for each of the sums"
-        )
-
-
 def check_same_noise(ranks: Ranks, deviations: Mapping[str, float]) -> None:
     """Refuse statistics with other noise on some rank, such as that of a smaller bound.
 
     Guarantee: every slice of the statistics has the noise that rank 0 charges.
 
-    Assumptions: what a unit adds to a statistic is bounded by its deviation over its sigma.
+    Assumptions: their sigmas are the plan's, which is compared when the oracle is made.
 
     Proof: the deviations of each rank are compared with those of rank 0 at every step, before it is
-    charged; their sigmas are the plan's, which is checked when the oracle is made.
+    charged.
     """
     leaders, *others = ranks.collect(dict(deviations))
     for rank, other in enumerate(others, 1):
@@ -354,11 +377,11 @@ def check_same_noise(ranks: Ranks, deviations: Mapping[str, float]) -> None:
 
 
 class SumMemory:
-    """Zeros to sum into, in memory that is used again at the next step, on a processor.
+    """Memory that a step uses and the next one uses again, on a processor.
 
     New memory is mapped page by page, which takes as long as the noise of a large model.
 
-    Guarantee: between two steps it holds zeros, never a sum without noise.
+    Guarantee: between two steps it holds zeros and parameters, never a sum without noise.
 
     Assumptions: the noise mechanism keeps no reference; the memory of any other than the library's
     is not used again.
@@ -368,23 +391,66 @@ class SumMemory:
 
     def __init__(self) -> None:
         self._zeros: Params | None = None
+        self._theta: list[Tensor] = []  # as it was before the passes of a step
 
     def take(self, theta: Mapping[str, Tensor]) -> Params:
         """Return float64 zeros in the shapes of ``theta``."""
-        zeros, self._zeros = self._zeros, None
-        same = zeros is not None and {n: z.shape for n, z in zeros.items()} == {
-            n: t.shape for n, t in theta.items()
-        }
-        return zeros if zeros is not None and same else sum_of_none(theta)
+        zeros, self._zeros = self._zeros or {}, None
+        kinds = [{n: (t.shape, t.device) for n, t in tree.items()} for tree in (zeros, theta)]
+        return zeros if kinds[0] == kinds[1] else sum_of_none(theta)
 
-    def keep(self, sums: Params, noise: NoiseMechanism) -> None:
-        """Keep the memory of sums that have got their noise."""
-        on_processor = all(s.device.type == "cpu" for s in sums.values())
-        if on_processor and type(noise) in _COPYING_NOISES:
-            # zeroed now, not when it is used: a copy of the oracle, or a file that it is pickled
-            # into, would hold the sum without its noise
-            torch._foreach_zero_(list(sums.values()))
-            self._zeros = dict(sums)
+    def keep(self, queries: Mapping[str, Query], noise: NoiseMechanism) -> None:
+        """Zero sums that have got their noise, and keep the memory of the gradient's."""
+        sums = [s for query in queries.values() for s in query.sums.values()]
+        if type(noise) not in _COPYING_NOISES or any(s.device.type != "cpu" for s in sums):
+            return
+        # now, not when it is used: a copy of the oracle, or a file that it is pickled into, would
+        # hold the sum without its noise
+        torch._foreach_zero_(sums)
+        self._zeros = dict(queries[_GRADIENT].sums) if _GRADIENT in queries else None
+
+    @contextmanager
+    def fixed(self, theta: Mapping[str, nn.Parameter]) -> Iterator[None]:
+        """Refuse a block that writes to theta, in whatever way, and undo what it wrote.
+
+        Guarantee: all passes of a step see the same parameters, and none leaves anything in them.
+
+        Assumptions: theta is not written to and restored within the block.
+
+        Proof: bit for bit, with a copy made before. torch counts in-place changes, which isolation
+        refuses, but not those through ``.data`` or NumPy.
+        """
+        parameters = [p.detach() for p in theta.values()]
+        if [_kind(c) for c in self._theta] != [_kind(p) for p in parameters]:
+            self._theta = [torch.empty_like(p) for p in parameters]
+        torch._foreach_copy_(self._theta, parameters)
+        try:
+            yield
+        finally:
+            unwritten = _same_bits(parameters, self._theta)
+            if not unwritten:
+                torch._foreach_copy_(parameters, self._theta)
+        if not unwritten:
+            raise PlanViolationError(
+                "a pass has written to the trained parameters, through .data or NumPy, so that a "
+                "unit could change what the others compute: the forward pass must only read them "
+                "(they are as they were before the step)"
+            )
 
 
-_GRADIENT, _COORDINATES, _STATISTICS = "gradient", "coordinates", "statistics/"
+def _kind(t: Tensor) -> tuple[object, ...]:
+    return t.shape, t.dtype, t.device
+
+
+def _same_bits(tensors: list[Tensor], copies: list[Tensor]) -> bool:
+    """Whether all entries are the same bit for bit; NaN equals itself."""
+    pairs = [
+        [t.view(_INTEGERS[t.element_size()]) for t in pair]
+        for pair in zip(tensors, copies, strict=True)
+    ]
+    if all(t.device.type == "cpu" for t in tensors):
+        return all(torch.equal(now, before) for now, before in pairs)
+    return not torch.stack([(now != before).any() for now, before in pairs]).any()  # one wait
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

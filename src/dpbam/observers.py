@@ -1,17 +1,11 @@
-"""What may watch a step of the oracle from inside.
-
-An observer measures, without noise, for the operator only. A joint release publishes statistics of
-the same batch with noise of its own; together with the gradient it is one Gaussian event.
-:class:`PerSample` holds directions as tensors, for the operator only.
-"""
+"""What may watch a step of the oracle from inside: without noise, for the operator only."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,7 +16,6 @@ from dpbam.engines import PerSampleDirections
 from dpbam.methods import Method
 from dpbam.params import Params, copied
 from dpbam.privacy.clipping import widest_dtype
-from dpbam.privacy.noise import Query
 from dpbam.privacy.plan import PrivacyPlan
 
 
@@ -72,6 +65,18 @@ class Observation:
     ids: Tensor
     norms: Tensor
     factors: Tensor
+    _step: int = 1  # the units are every so many of the handle's, from
+    _first: int = 0  # this one on
+
+    def copy(self) -> Observation:
+        """Return the same observation, in memory of its own."""
+        tensors = self.ids.clone(), self.norms.clone(), self.factors.clone()
+        return Observation(self.directions, *tensors, self._step, self._first)
+
+    def every_other(self, first: int) -> Observation:
+        """Return the observation of the units first, first + 2, ... alone."""
+        tensors = self.ids[first::2], self.norms[:, first::2], self.factors[:, first::2]
+        return Observation(self.directions, *tensors, 2, first)
 
     @property
     def clip_share(self) -> float:
@@ -83,15 +88,35 @@ class Observation:
 
         They are of the same pass: no further one is made.
         """
-        return self.directions.losses()
+        return self.directions.losses()[self._first :: self._step]
 
     def layer_norms(self) -> dict[str, Tensor]:
         """Return the norms of the directions by layer, [U] each; computed when asked for."""
         squares: dict[str, Tensor] = {}
         for name, norms in self.directions.parameter_norms().items():
             layer = layer_of(name)
-            squares[layer] = squares.get(layer, torch.zeros_like(norms)) + norms**2
-        return {layer: total.sqrt() for layer, total in squares.items()}
+            squares[layer] = squares.get(layer, torch.zeros_like(norms)) + norms.square()
+        return {layer: total.sqrt()[self._first :: self._step] for layer, total in squares.items()}
+
+
+class _NoDirections:
+    """What a handle has of no units."""
+
+    def __init__(self, theta: Mapping[str, Tensor]) -> None:
+        self._theta = theta
+
+    def losses(self) -> Tensor:
+        return next(iter(self._theta.values())).new_zeros(0)
+
+    def parameter_norms(self) -> Params:
+        return {name: t.new_zeros(0) for name, t in self._theta.items()}
+
+
+def no_units(theta: Mapping[str, Tensor], groups: int) -> Observation:
+    """Return the observation of a physical batch without units."""
+    directions: Any = _NoDirections(theta)
+    nothing = directions.losses().expand(groups, 0)
+    return Observation(directions, torch.zeros(0, dtype=torch.int64), nothing, nothing)
 
 
 class Observer(Protocol):
@@ -167,93 +192,39 @@ class TrainingLoss:
         self.non_private_losses.append(total / units if units else math.nan)
 
 
-class JointRelease(Protocol):
-    """Publishes statistics of the batch, with noise, next to its gradient.
-
-    Guarantee asked of an implementation: each of the :meth:`sums` comes with the standard deviation
-    sigma_k times that sum's sensitivity. The mechanism adds the noise, from a stream for each sum.
-    Gradient and sums are then one Gaussian mechanism on the concatenated, rescaled sums: with
-
-        1 / sigma_joint^2 = 1 / sigma^2 + sum_k 1 / sigma_k^2
-
-    its noise multiplier is sigma_joint, and it is charged once, by the plan. Two charges, each with
-    its own Poisson sample, would be too low: the batch is the same one.
-    """
-
-    noise_multipliers: tuple[float, ...]
-
-    def begin(self, facts: StepFacts) -> None:
-        """Reset the sums: before each step, and once more if it is refused."""
-
-    def observe(self, batch: Observation) -> None:
-        """Receive each physical batch."""
-
-    def sums(self) -> dict[str, tuple[Params, float]]:
-        """Return the step's sums over this rank's units, by name, each with its noise's std."""
-
-    def publish(self, released: dict[str, Params]) -> None:
-        """Receive the sums by name, of all ranks and noised, with the step on the ledger."""
-
-
-@dataclass
 class Watch:
-    """Those that watch one step: observers, and the joint release.
+    """The observers that watch one step.
 
-    Attributes:
+    Args:
         observers: those that watch this step.
-        statistics: the joint release, if any.
         ids: [U] of all units of this rank, in the order of the physical batches.
-        discard: lets go of the sums of a joint release, when the step was refused.
     """
 
-    observers: Sequence[Observer]
-    statistics: JointRelease | None
-    ids: Tensor
-    discard: Callable[[], None] = lambda: None
-    _seen: int = 0
-    _clipped: Params = field(default_factory=dict)
-
-    @classmethod
-    def begin(
-        cls,
-        facts: StepFacts,
-        observers: Sequence[Observer],
-        statistics: JointRelease | None,
-        ids: Tensor,
-    ) -> Watch:
-        """Begin a step, and return those that watch it."""
-        watching = [observer for observer in observers if observer.begin(facts)]
-        if statistics is None:
-            return cls(watching, None, ids)
-        statistics.begin(facts)
-        return cls(watching, statistics, ids, discard=partial(statistics.begin, facts))
+    def __init__(self, observers: Sequence[Observer], ids: Tensor) -> None:
+        self.observers = observers
+        self._ids = ids
+        self._seen = 0
+        self._clipped: Params = {}
 
     @property
     def wants_plain(self) -> bool:
         """Whether an observer asks for the plain gradients of the same pass."""
         return any(observer.wants_plain for observer in self.observers)
 
-    def observe(self, directions: PerSampleDirections, norms: Tensor, factors: Tensor) -> None:
+    def next_ids(self, units: int) -> Tensor:
+        """Return [U] the numbers of the next physical batch's units."""
+        start, self._seen = self._seen, self._seen + units
+        return self._ids[start : self._seen]
+
+    def observe(self, batch: Observation) -> None:
         """Show one physical batch to each, as copies: none changes what the next one sees."""
-        if not self.observers and self.statistics is None:
-            return
-        end = self._seen + norms.shape[1]
-        ids, self._seen = self.ids[self._seen : end], end
-        watchers: list[Observer | JointRelease] = [*self.observers]
-        if self.statistics is not None:
-            watchers.append(self.statistics)
-        for watcher in watchers:
-            watcher.observe(Observation(directions, ids.clone(), norms.clone(), factors.clone()))
+        for observer in self.observers:
+            observer.observe(batch.copy())
 
     def copy_sum(self, clipped: Params) -> None:
         """Copy the clipped sum for the observers, if there are any."""
         if self.observers:
             self._clipped = copied(clipped)
-
-    def queries(self) -> dict[str, Query]:
-        """Return the sums of the joint release, by name."""
-        sums = {} if self.statistics is None else self.statistics.sums()
-        return {name: Query(s, std, f"statistics-{name}") for name, (s, std) in sums.items()}
 
     def finish(self, released: Mapping[str, Tensor], ranks: Ranks) -> None:
         """Give each observer the clipped sum over all ranks and the released gradient."""
@@ -262,38 +233,6 @@ class Watch:
         clipped, self._clipped = ranks.total(self._clipped), {}
         for observer in self.observers:
             observer.finish(copied(clipped), copied(released))
-
-
-@dataclass(frozen=True)
-class PerSample:
-    """The directions of a batch's units before clipping: **not to be shared**.
-
-    Attributes:
-        non_private_norms: [U], in the order of the units.
-        non_private_gradients: by parameter, [U, *shape].
-    """
-
-    non_private_norms: Tensor
-    non_private_gradients: Params
-
-    @classmethod
-    def joined(cls, batches: Sequence[PerSample], units: Tensor) -> PerSample:
-        """Join physical batches, which hold the ``units`` [U] in this order."""
-        gradients = [batch.non_private_gradients for batch in batches]
-        place = units.argsort()
-        return cls(
-            torch.cat([batch.non_private_norms for batch in batches])[place],
-            {name: torch.cat([g[name] for g in gradients])[place] for name in gradients[0]},
-        )
-
-
-def materialise(directions: PerSampleDirections) -> PerSample:
-    """Materialise the directions of one physical batch: one weighted sum per unit."""
-    norms = directions.norms()  # [G, U]
-    one_hot = torch.eye(norms.shape[1], dtype=norms.dtype, device=norms.device)
-    sums = [directions.weighted_sum(unit.expand_as(norms)) for unit in one_hot]
-    gradients = {name: torch.stack([s[name] for s in sums]) for name in sums[0]}
-    return PerSample(norms.norm(dim=0), gradients)
 
 
 def layer_of(name: str) -> str:

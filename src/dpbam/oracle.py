@@ -9,13 +9,14 @@ but LBFGS.
 from __future__ import annotations
 
 import secrets
-import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from dpbam import _validate
+from dpbam.assembly import check_oracle
 from dpbam.batches import LogicalBatch, Views
 from dpbam.compute import Compute, Runner
 from dpbam.distributed import Ranks
@@ -23,15 +24,17 @@ from dpbam.engines import Engine, Loss
 from dpbam.engines.memory import Fit
 from dpbam.errors import ArgumentError
 from dpbam.filters import Filter
-from dpbam.guard import SAMPLINGS, Admitted, Guard, check_oracle, check_step_clipping
+from dpbam.guard import SAMPLINGS, Admitted, Guard, check_step_clipping
+from dpbam.inspection import Movement, PerSample
+from dpbam.joint_release import JointRelease, StepStatistics
 from dpbam.loading import PoissonBatches
-from dpbam.mechanism import Attempt, Released, Step, SumMemory, private_step
+from dpbam.mechanism import Attempt, Released, Step, SumMemory, Terms, private_step, release
 from dpbam.methods import DPSGD, History, Method, overrides, present
-from dpbam.observers import JointRelease, Observer, PerSample, StepFacts, Watch, materialise
-from dpbam.params import Params, Snapshot, cast, copied, digest, shifted, trainable, zeros
+from dpbam.observers import Observer, StepFacts, Watch
+from dpbam.params import Params, cast, copied, digest, shifted, trainable, zeros
 from dpbam.privacy.clipping import Clipping
 from dpbam.privacy.ledger import BEFORE, Ledger
-from dpbam.privacy.noise import NoiseMechanism
+from dpbam.privacy.noise import NoiseMechanism, Query
 from dpbam.privacy.plan import PrivacyPlan
 from dpbam.privacy.randomness import Randomness, SecureRandomness
 from dpbam.privacy.sampling import PoissonSampler
@@ -166,18 +169,17 @@ class PrivateGradientOracle:
         self.draws = False  # whether a sampler of this oracle was asked for
         self.stream = self._new_stream()
         self.before = f"{self.stream}{BEFORE}"  # of the release that the plan has before step 0
-        self._names = list(trainable(model))
-        self._guard = Guard(plan, self._names)
+        names = list(trainable(model))
+        self._guard = Guard(plan, names)
         self._memory = SumMemory()
         self._releases: list[tuple[Params, Params]] = []  # released gradient, and theta there
         self._noise_std = 0.0
         self._attempt: Attempt | None = None  # a step that was interrupted, until it is settled
-        self._written: Snapshot | None = None  # the parameters when ``.grad`` was written
-        self._warned = False
-        self._computation = Runner(
-            compute or Compute(), model, loss, self.clipping.groups(self._names),
-            Views(augment, multiplicity, augment_targets),
-        )  # fmt: skip
+        self._movement = Movement()
+        groups = self.clipping.groups(names)
+        self._groups = len(set(groups.values()))
+        views = Views(augment, multiplicity, augment_targets)
+        self._computation = Runner(compute or Compute(), model, loss, groups, views)
 
     @property
     def engine(self) -> Engine:
@@ -248,7 +250,7 @@ class PrivateGradientOracle:
         """
         self._settle()
         admitted = self._guard.admit(self, inputs, targets, units)  # every check, before a charge
-        self._warn_unmoved()
+        self._movement.warn(admitted.theta)
         step = self._prepare(admitted, inputs, targets)
         attempt = self._attempt = step.attempt
         try:
@@ -257,15 +259,13 @@ class PrivateGradientOracle:
             self._hand_out(step, released)
         except BaseException as error:
             self._explain(attempt, error)
-            step.watch.discard()  # statistics of a refused step have no noise
             raise
         finally:
             attempt.active = False
 
     def _prepare(self, admitted: Admitted, inputs: Any, targets: Any) -> Step:
         """Put together what the mechanism needs for the batch."""
-        plan, number = self.plan, self.step
-        theta = trainable(self.model)
+        plan, number, theta = self.plan, self.step, admitted.theta
         history, method, lam = self._present(theta)
         batch = admitted.batch.keyed(self.randomness, number)
         if self.physical_batch_size is None and len(batch.ids):
@@ -273,30 +273,79 @@ class PrivateGradientOracle:
         clipping = self.clipping.at(number, plan.clip_factor_at(number))
         check_step_clipping(self.clipping, clipping)
         shift = method.ascent(lam, history.previous, lambda: self._gradient_for_ascent(batch))
-        watched = bool(self.observers) or self.statistics is not None
-        facts = StepFacts(
-            number, plan, method, lam,
-            previous=copied(history.previous) if watched and history.previous else None,
-            sensitivity=clipping.sensitivity,
-            shift=copied(shift) if watched and shift is not None else None,
-            in_one_batch=self.ranks.world == 1 and self._computation.is_whole(batch),
-            zeros=lambda: zeros(trainable(self.model)),
-            batch_gradient=lambda: self._batch_gradient(batch), ranks=self.ranks,
-        )  # fmt: skip
-        ids = batch.ids_as_split() if watched else batch.ids[:0]  # computed only for a watcher
-        watch = Watch.begin(facts, self.observers, self.statistics, ids)
+        watching: list[Observer] = []
+        statistics, ids = None, batch.ids[:0]
+        if self.observers or self.statistics is not None:
+            facts = StepFacts(
+                number, plan, method, lam,
+                previous=copied(history.previous) if history.previous else None,
+                sensitivity=clipping.sensitivity,
+                shift=None if shift is None else copied(shift),
+                in_one_batch=self.ranks.world == 1 and self._computation.is_whole(batch),
+                zeros=lambda: zeros(theta),
+                batch_gradient=lambda: self._batch_gradient(batch), ranks=self.ranks,
+            )  # fmt: skip
+            ids = batch.ids_as_split()
+            watching = [observer for observer in self.observers if observer.begin(facts)]
+            if self.statistics is not None:
+                statistics = StepStatistics(self.statistics, facts, self._groups)
         sigma = plan.noise_multiplier_at(number)
         return Step(
             plan=plan, batch=batch, computation=self._computation, method=method, lam=lam,
-            method_state=(self._method_state(), self._method_state),
-            theta=theta, shift=shift, clipping=clipping, watch=watch,
-            noise=self.noise, ranks=self.ranks, ledger=self.ledger,
-            sampling_rate=1.0 if self.sampling == "unchecked" else plan.sampling_rate,
-            stream=self.stream, seeded=self.randomness.seeded, memory=self._memory,
+            method_state=(self._method_state(), self._method_state), theta=theta, shift=shift,
+            clipping=clipping, statistics=statistics, watch=Watch(watching, ids),
+            terms=self._terms(
+                self.stream, number, plan.charged_at(number),
+                sampling_rate=1.0 if self.sampling == "unchecked" else plan.sampling_rate,
+            ),
             attempt=Attempt(
                 number, admitted.size, admitted.tensors, admitted.replays,
                 noise_std=sigma * clipping.sensitivity / plan.batch_size if sigma else 0.0,
             ),
+        )  # fmt: skip
+
+    def release_before(self, sums: Params, std: float) -> Params:
+        """Release sums over all units, before the first step, as the plan's ``released_before``.
+
+        Guarantee: as of :func:`dpbam.mechanism.release`, at q = 1.
+
+        Assumptions: one unit moves the sums by at most ``std`` / sigma, in Euclidean norm, sigma
+        the plan's ``released_before``; the sums are those of all ranks.
+
+        Proof: as there.
+
+        Args:
+            sums: by name. They are zeroed when they have their noise.
+            std: the standard deviation of the noise in each coordinate.
+
+        Example: the number of units.
+            >>> import torch
+            >>> plan = PrivacyPlan(n=100, batch_size=10, steps=1, noise_multiplier=1.0, delta=1e-3,
+            ...                    released_before=5.0)
+            >>> loss = nn.CrossEntropyLoss(reduction="none")
+            >>> oracle = PrivateGradientOracle(nn.Linear(2, 2), loss, plan)
+            >>> noised = oracle.release_before({"count": torch.tensor([100.0])}, std=5.0)
+            >>> oracle.ledger.released_before() == [oracle.before]
+            True
+        """
+        sigma = self.plan.released_before
+        if sigma is None:
+            raise ArgumentError(
+                "the plan has no release before the first step: make it with released_before, the "
+                "noise multiplier of that release"
+            )
+        queries = {"before": Query(sums, std, "class-counts")}
+        terms = self._terms(self.before, 0, sigma, sampling_rate=1.0)
+        return release(queries, replace(terms, ranks=Ranks()))["before"]
+
+    def _terms(
+        self, stream: str, number: int, noise_multiplier: float, *, sampling_rate: float
+    ) -> Terms:
+        """Return how sums are released: by the oracle's noise, on its ledger."""
+        return Terms(
+            noise=self.noise, ranks=self.ranks, ledger=self.ledger, stream=stream, number=number,
+            noise_multiplier=noise_multiplier, sampling_rate=sampling_rate, unit=self.plan.unit,
+            seeded=self.randomness.seeded, memory=self._memory,
         )  # fmt: skip
 
     def _settle(self) -> None:
@@ -334,11 +383,11 @@ class PrivateGradientOracle:
         The step is charged and counted: whatever raises here, the next one is possible.
         """
         if self.method.remembers:
-            pair = copied(released.gradient), copied(self._theta())
+            pair = copied(released.gradient), copied(_detached(step.theta))
             self._releases = [*self._releases, pair][-self.method.remembers :]
         if released.coordinates is not None:
             step.clipping.adapt(released.coordinates)
-        self._write(released.gradient)
+        self._write(released.gradient, step.theta)
         step.attempt.written = True
         if overrides(self.method, "update"):
             self.method.update(copied(released.gradient))
@@ -346,12 +395,11 @@ class PrivateGradientOracle:
             self.statistics.publish(released.statistics)
         step.watch.finish(released.gradient, self.ranks)
 
-    def _write(self, released: Params) -> None:
+    def _write(self, released: Params, parameters: Mapping[str, nn.Parameter]) -> None:
         """Write into ``.grad`` what is on the ledger, filtered: of all parameters or of none."""
-        parameters = trainable(self.model)
         for parameter in parameters.values():
             parameter.grad = None
-        self._written = Snapshot(parameters)
+        self._movement.begin(parameters)
         filtered = released if self.filter is None else self.filter.apply(copied(released))
         gradients = cast(filtered, parameters)
         for name, parameter in parameters.items():
@@ -390,36 +438,19 @@ class PrivateGradientOracle:
             >>> oracle.unmoved()
             ['bias']
         """
-        return [] if self._written is None else self._written.unmoved(trainable(self.model))
-
-    def _warn_unmoved(self) -> None:
-        """Warn once if a step of the optimiser has moved some trained parameters, not others."""
-        still = [] if self._warned else self.unmoved()
-        if still and len(still) < len(self._names):
-            self._warned = True
-            warnings.warn(
-                f"{len(still)} of {len(self._names)} trained parameters did not move since the "
-                f"last step, {still[0]} among them, though they got a private gradient: make the "
-                "optimiser after the last change of the model, from "
-                "[p for p in model.parameters() if p.requires_grad]",
-                stacklevel=3,
-            )
-
-    def _theta(self) -> Params:
-        return {n: p.detach() for n, p in trainable(self.model).items()}
+        return self._movement.unmoved(trainable(self.model))
 
     def lam(self) -> float:
         """Return lambda at the present step and parameters; public, as they are."""
         return self._present()[2]
 
     def _present(
-        self, parameters: Mapping[str, Tensor] | None = None
+        self, parameters: Mapping[str, nn.Parameter] | None = None
     ) -> tuple[History, Method, float]:
         """Return what was released, the method of the next step, and its lambda."""
+        theta = _detached(trainable(self.model) if parameters is None else parameters)
         gradients = tuple(gradient for gradient, _ in self._releases)
-        parameters = trainable(self.model) if parameters is None else parameters
-        present_theta = {n: p.detach() for n, p in parameters.items()}
-        history = History(gradients, tuple(theta for _, theta in self._releases), present_theta)
+        history = History(gradients, tuple(there for _, there in self._releases), theta)
         method = present(self.method, history)
         lam = method.lam_at(self.step, history.theta)  # a schedule, or a method of the user's own
         name = f"lam of {method.name} at step {self.step}"
@@ -448,11 +479,7 @@ class PrivateGradientOracle:
         shift = method.ascent(lam, history.previous, lambda: self._gradient_for_ascent(batch))
         with shifted(trainable(self.model), shift):
             keyed = batch.keyed(self.randomness, self.step)
-            physical_batches = [
-                materialise(self._computation.directions(physical, method, lam))
-                for physical in self._computation.physical(keyed)
-            ]
-        return PerSample.joined(physical_batches, batch.order_as_split())
+            return PerSample.of(self._computation, keyed, method, lam)
 
     def fit(self, inputs: Any, targets: Any) -> Fit:
         """Choose the physical batch size, if it was not given, so that a step stays in memory.
@@ -512,7 +539,8 @@ class PrivateGradientOracle:
         """
         step = _validate.count("the state's step", state["step"], least=0)
         self._guard.resume(self, step)
-        self.step, self._attempt, self._written = step, None, None
+        self.step, self._attempt = step, None
+        self._movement.forget()
         parts = state.get("parts", {})
         if clipping := _below(parts, "clipping/"):
             self.clipping.load_state_dict(clipping)
@@ -533,3 +561,7 @@ class PrivateGradientOracle:
 
 def _below(parts: Mapping[str, Tensor], prefix: str) -> Params:
     return {k.removeprefix(prefix): v for k, v in parts.items() if k.startswith(prefix)}
+
+
+def _detached(parameters: Mapping[str, Tensor]) -> Params:
+    return {name: p.detach() for name, p in parameters.items()}

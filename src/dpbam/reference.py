@@ -19,10 +19,10 @@ def reference_step(step: Step) -> Released:
 
     Proof: ``charged_at`` of a plan without privacy is 0.
     """
-    queries = mechanism.clipped_sums(step)
+    queries, terms = mechanism.clipped_sums(step), step.terms
     # std may be 0 here: add_noise then only divides
-    sums = {name: mechanism.add_noise(query, step) for name, query in queries.items()}
-    replay = mechanism.identify(sums, step)
-    step.ranks.from_leader(lambda: mechanism.charge(step, replay))
+    sums = {name: mechanism.add_noise(query, terms) for name, query in queries.items()}
+    replay = mechanism.identify(sums, terms)
+    terms.ranks.from_leader(lambda: mechanism.charge(terms, replay))
     step.attempt.charged = True
-    return mechanism.gather(sums, queries, step)
+    return mechanism.gather(sums, queries, terms.ranks)

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from dpbam import PrivacyPlan, PrivateGradientOracle
 from dpbam.bias import PrivateStatistics, ReleasedStatistics, release
+from dpbam.errors import PlanViolationError
+from dpbam.joint_release import StepStatistics
 from dpbam.privacy.accounting import Charge, epsilon, total_epsilon
-from dpbam.privacy.noise import GaussianNoise
+from dpbam.privacy.noise import GaussianNoise, Query
 from support import (
     ACCOUNTANTS,
     CLIPPINGS,
@@ -49,14 +51,17 @@ def oracle_with(seen: PrivateStatistics, **changes: Any) -> PrivateGradientOracl
 def quiet_sums(x: Tensor, y: Tensor, **changes: Any) -> tuple[Tensor, Tensor]:
     """(counts, bias sum) before noise."""
     kept: dict[str, Tensor] = {}
+    right = StepStatistics.queries
 
-    class Spy(PrivateStatistics):
-        def sums(self) -> dict[str, tuple[dict[str, Tensor], float]]:
-            kept["counts"], kept["bias"] = self._counts.clone(), flat(self._residual)
-            return super().sums()
+    def noticed(self: StepStatistics) -> dict[str, Query]:
+        kept.update({name: flat(sums).clone() for name, sums in self._sums.items()})
+        return right(self)
 
-    seen = Spy(THRESHOLDS, noise_multiplier=5.0, bias_bound=0.2)
-    oracle_with(seen, **{"clip_norm": 0.3, "seed": 1, **changes}).backward(x, y)
+    seen = PrivateStatistics(THRESHOLDS, noise_multiplier=5.0, bias_bound=0.2)
+    oracle = oracle_with(seen, **{"clip_norm": 0.3, "seed": 1, **changes})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StepStatistics, "queries", noticed)
+        oracle.backward(x, y)
     return kept["counts"], kept["bias"]
 
 
@@ -94,14 +99,18 @@ def test_sensitivity_with_every_clipping(clipping: str) -> None:
 def test_sensitivity_fails_without_the_second_clipping(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(release, "removed", lambda norms, factors, bound: 1 - factors)
     x, y = samples(3)
+    with pytest.raises(PlanViolationError, match=r"lets a unit add .* to the sum 'bias'"):
+        quiet_sums(1e4 * x, y)
+    monkeypatch.setattr(StepStatistics, "_verify", lambda self: None)
     whole, left = quiet_sums(1e4 * x, y)[1], quiet_sums(1e4 * x[1:], y[1:])[1]
     assert float((whole - left).norm()) > 0.2 * 2
 
 
 def test_sensitivity_fails_for_counts_below_each_threshold(monkeypatch) -> None:
     """Cumulative counts look the same and move by up to the root of their number."""
-    right = PrivateStatistics._count_bins
-    monkeypatch.setattr(PrivateStatistics, "_count_bins", lambda self, n: right(self, n).cumsum(0))
+    right = PrivateStatistics._bins
+    monkeypatch.setattr(PrivateStatistics, "_bins", lambda self, n: right(self, n).cumsum(0))
+    monkeypatch.setattr(StepStatistics, "_verify", lambda self: None)
     assert worst_move()[0] > 1.5
 
 
@@ -321,6 +330,7 @@ def test_an_adversary_gains_what_the_joint_charge_says() -> None:
 
 
 def test_the_audit_fails_without_the_second_clipping(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StepStatistics, "_verify", lambda self: None)
     monkeypatch.setattr(release, "removed", lambda norms, factors, bound: 1 - factors)
     joint = (1 + 1.5**-2 + 2.0**-2) ** -0.5
     assert separation(100) > 1 / joint + 1

@@ -93,8 +93,8 @@ def no_clipping(real: Any) -> Any:
     """Where the clipping's check of the factors does not see it."""
 
     def clipped_sums(step: Any) -> Any:
-        queries = real(replace(step, clipping=FlatClipping(math.inf).at(step.number)))
-        sigma = step.plan.noise_multiplier_at(step.number)
+        queries = real(replace(step, clipping=FlatClipping(math.inf).at(step.attempt.number)))
+        sigma = step.plan.noise_multiplier_at(step.attempt.number)
         std = sigma * step.clipping.sensitivity
         return {name: replace(query, std=std) for name, query in queries.items()}
 

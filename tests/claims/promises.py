@@ -44,7 +44,8 @@ PROMISES = (
     Promise("one unit moves what is released before the first step, class counts and the centre of "
             "features, by at most its bound, jointly, and it is charged as it is noised",
             ("check_one_unit_moves_the_first_release_by_at_most_the_bound",
-             "check_the_first_release_is_charged_as_it_is_noised")),
+             "check_the_first_release_is_charged_as_it_is_noised",
+             "check_the_first_release_passes_the_mechanism")),
     Promise("a method of the user's own: its direction is what is summed, as it was measured, and "
             "carries nothing to another unit or into the model",
             ("check_the_direction_in_force_is_summed",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ import pytest
 import torch
 
 from checks import check_poisson
-from dpbam import Ledger, PrivacyPlan, _jsonl, mechanism
+from dpbam import Ledger, PrivacyPlan, _jsonl, joint_release, mechanism
 from dpbam.errors import ArgumentError, PlanViolationError
+from dpbam.joint_release import Contributions
 from dpbam.loading import PoissonBatches
 from dpbam.params import digest
 from dpbam.privacy import accounting, calibration
@@ -111,19 +113,30 @@ def check_replays() -> None:
         assert [run(other, None, 2), run(other, None, 2)] == [2, 4]
 
 
+class Named(torch.nn.Module):
+    """A linear model whose only parameter is named as the entry of a statistic."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        weight = torch.nn.Parameter(torch.zeros(3, features, dtype=torch.float64))
+        self.register_parameter("statistics/count", weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ getattr(self, "statistics/count").T
+
+
 class Counts:
-    """Releases the number of units, in an entry that is named as the model's only parameter."""
+    """Releases the number of units."""
 
     noise_multipliers = (5.0,)
+    sensitivities = MappingProxyType({"count": 1.0})
 
     def begin(self, facts: Any) -> None:
-        self.count = 0.0
+        pass
 
-    def observe(self, batch: Any) -> None:
-        self.count += len(batch.ids)
-
-    def sums(self) -> dict[str, Any]:
-        return {"count": ({"weight": torch.tensor([self.count]).double()}, 5.0)}
+    def contributions(self, batch: Any) -> dict[str, Any]:
+        ones = torch.ones(1, len(batch.ids), dtype=torch.float64)
+        return {name: Contributions(values=ones) for name in self.sensitivities}
 
     def publish(self, released: Any) -> None:
         pass
@@ -134,8 +147,7 @@ def check_a_replay_has_the_same_gradient() -> None:
     plan = private_plan(n=100, batch_size=10, joint_noise_multipliers=Counts.noise_multipliers)
     ledger, (x, y) = Ledger(plan.delta, "rdp"), samples(9)
     for batch in (x, -x):
-        model = torch.nn.Linear(x.shape[1], 3, bias=False).to(x.dtype)
-        torch.nn.init.zeros_(model.weight)
+        model = Named(x.shape[1])
         oracle = sized_oracle(
             model, cross_entropy, plan, seed=3, ledger=ledger, statistics=Counts()
         )
@@ -151,9 +163,7 @@ def check_a_replay_has_the_same_gradient() -> None:
 class CountsTwice(Counts):
     """Releases the number twice, and states one noise multiplier."""
 
-    def sums(self) -> dict[str, Any]:
-        sums = super().sums()
-        return {"first": sums["count"], "second": sums["count"]}
+    sensitivities = MappingProxyType({"first": 1.0, "second": 1.0})
 
 
 def check_every_statistic_is_charged() -> None:
@@ -267,13 +277,13 @@ def one_step_whatever_the_count(original):
 
 
 def grad_first(original):
-    def add_noise(query, step):
-        noised = original(query, step)
-        for n, p in step.theta.items():
-            p.grad = noised[n]
-        return noised
+    def clipped_sums(step):
+        queries = original(step)
+        for name, p in step.theta.items():
+            p.grad = queries["gradient"].sums[name].to(p.dtype)
+        return queries
 
-    return add_noise
+    return clipped_sums
 
 
 def not_written(original):
@@ -302,7 +312,10 @@ def nothing_lost(original):
 
 MISTAKES = {
     "statistics that are not charged": Mistake(
-        check_every_statistic_is_charged, mechanism, "check_counted", lambda _: lambda *args: None
+        check_every_statistic_is_charged,
+        joint_release,
+        "check_counted",
+        lambda _: lambda *args: None,
     ),
     "a delta as small as the rounding": Mistake(
         check_small_deltas_are_not_under_counted, accounting, "_without_lost", nothing_lost
@@ -341,7 +354,7 @@ MISTAKES = {
         check_accountant_composes_every_step, accounting, "_on_grid", one_step_whatever_the_count
     ),
     ".grad before the ledger": Mistake(
-        check_ledger_comes_first, mechanism, "add_noise", grad_first
+        check_ledger_comes_first, mechanism, "clipped_sums", grad_first
     ),
     "a ledger that is not on disk": Mistake(
         check_ledger_comes_first, _jsonl, "append_durably", not_written

@@ -13,10 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dpbam import PrivacyPlan, PrivateGradientOracle, mechanism
 from dpbam.app.runs import first_release
 from dpbam.app.runs.features import FixedFeatureImages
 from dpbam.app.runs.folder import RunFolder
 from dpbam.data import from_arrays
+from dpbam.errors import PlanViolationError
 from dpbam.privacy.ledger import Ledger
 from dpbam.privacy.noise import GaussianNoise
 from dpbam.privacy.randomness import Randomness
@@ -49,6 +51,15 @@ class Spy(GaussianNoise):
         return super().add(sums, std, step, **options)
 
 
+def oracle_with_a_release(**options: Any) -> PrivateGradientOracle:
+    plan = PrivacyPlan(
+        n=20, batch_size=2, steps=1, noise_multiplier=1.0, delta=1e-5, unit="patient",
+        max_records=9, released_before=JOINT,
+    )  # fmt: skip
+    loss = nn.CrossEntropyLoss(reduction="none")
+    return PrivateGradientOracle(nn.Linear(2, 2), loss, plan, seed=0, **options)
+
+
 def released(rows: Tensor, labels: Tensor, units: np.ndarray) -> tuple[Tensor, Ledger]:
     """Return the sums over the units, in deviations of their noise, and the ledger."""
     images = np.zeros((len(rows), 2, 2), np.uint8)
@@ -62,9 +73,7 @@ def released(rows: Tensor, labels: Tensor, units: np.ndarray) -> tuple[Tensor, L
         seen=SimpleNamespace(train=SimpleNamespace(images=Rows(rows))),
     )  # fmt: skip
     spy, ledger = Spy(), Ledger(1e-5)
-    oracle: Any = SimpleNamespace(
-        randomness=spy.randomness, noise=spy, ledger=ledger, before="seed-0:before"
-    )
+    oracle = oracle_with_a_release(noise=spy, ledger=ledger)
     with tempfile.TemporaryDirectory() as folder:
         first_release._release(RunFolder(Path(folder)), prepared, oracle)
     return spy.sums / spy.std, ledger
@@ -125,7 +134,21 @@ def _charged_as_counts(right: Callable[..., Any]) -> Callable[..., Any]:
     return wrong
 
 
+def check_the_first_release_passes_the_mechanism() -> None:
+    """A release before the first step without noise is refused, as any sum of a step is."""
+    refused = False
+    try:
+        oracle_with_a_release().release_before({"count": torch.ones(1)}, std=0.0)
+    except PlanViolationError:
+        refused = True
+    assert refused, "a sum was released without noise"
+
+
 MISTAKES = {
+    "a first release without noise": Mistake(
+        check_the_first_release_passes_the_mechanism,
+        mechanism, "check_noise", lambda right: lambda queries, terms: None,
+    ),
     "features of a unit added up before the first step": Mistake(
         check_one_unit_moves_the_first_release_by_at_most_the_bound,
         first_release, "feature_sum", _added_up,
@@ -142,6 +165,10 @@ MISTAKES = {
 
 def test_one_unit_moves_the_first_release_by_at_most_the_bound() -> None:
     check_one_unit_moves_the_first_release_by_at_most_the_bound()
+
+
+def test_the_first_release_passes_the_mechanism() -> None:
+    check_the_first_release_passes_the_mechanism()
 
 
 def test_the_first_release_is_charged_as_it_is_noised() -> None:

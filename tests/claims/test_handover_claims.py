@@ -23,6 +23,7 @@ from dpbam import (
     PerLayerClipping,
     PrivacyPlan,
     PrivateGradientOracle,
+    assembly,
     batches,
     guard,
 )
@@ -507,7 +508,7 @@ MISTAKES = {
         lambda original: lambda clipping, norms: norms,
     ),
     "parameters in no clipping group": Mistake(
-        check_every_parameter_is_in_a_group, guard, "check_groups", nothing
+        check_every_parameter_is_in_a_group, assembly, "check_groups", nothing
     ),
     "batches of any loader": Mistake(
         check_a_shuffled_loader_is_refused_at_once, guard, "check_source", nothing

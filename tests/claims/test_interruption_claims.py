@@ -79,8 +79,7 @@ BEFORE: dict[str, Point] = {
     "observer.begin": (lambda o: o.observers[0], "begin", True),
     "observer.observe": (lambda o: o.observers[0], "observe", True),
     "statistics.begin": (lambda o: o.statistics, "begin", True),
-    "statistics.observe": (lambda o: o.statistics, "observe", True),
-    "statistics.sums": (lambda o: o.statistics, "sums", True),
+    "statistics.contributions": (lambda o: o.statistics, "contributions", True),
     "the model": (lambda o: o.model[2], "forward", True),
     "the method": (lambda o: o.method, "lam_at", True),
     "the clipping": (lambda o: o.clipping, "factors", True),
@@ -201,7 +200,7 @@ def check_a_replay_that_is_interrupted_is_replayed() -> None:
         batch = next(oracle.batches(samples(N)))
         if attempt:
             interrupted(oracle, BEFORE["observer.observe"], ValueError, batch)
-            interrupted(oracle, BEFORE["statistics.sums"], ValueError, batch)
+            interrupted(oracle, BEFORE["statistics.contributions"], ValueError, batch)
             assert oracle.step == 0
         oracle.backward(*batch)
         assert (oracle.step, len(ledger)) == (1, 1)

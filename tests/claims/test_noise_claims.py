@@ -5,6 +5,7 @@ The batches here have gradients of exactly zero, so that the released gradient t
 
 from __future__ import annotations
 
+import copy
 import math
 import pickle
 from dataclasses import replace
@@ -18,8 +19,8 @@ from checks import check_gaussian, check_uncorrelated
 from dpbam import DPSGD, Compute, FlatClipping, PrivateGradientOracle, mechanism
 from dpbam.bias import PrivateStatistics
 from dpbam.errors import PlanViolationError
+from dpbam.joint_release import Contributions, StepStatistics
 from dpbam.mechanism import SumMemory
-from dpbam.observers import Watch
 from dpbam.privacy import noise as noise_module
 from dpbam.privacy.noise import GaussianNoise
 from dpbam.privacy.randomness import Randomness
@@ -126,22 +127,22 @@ def test_no_sum_without_noise_outlives_its_step() -> None:
 
 
 def check_no_statistic_without_noise_outlives_its_step() -> None:
-    """A copy of the joint release, between two steps, has neither its counts nor the batch."""
+    """A copy of the oracle, between two steps, has neither the counts nor the batch."""
     statistics = PrivateStatistics([0.1, 0.2, 0.4, 0.8], noise_multiplier=20.0)
     plan = private_plan(joint_noise_multipliers=statistics.noise_multipliers)
     oracle = sized_oracle(smooth_net(), cross_entropy, plan, statistics=statistics, seed=0)
     batch, counts = samples(9), []
-    sums = statistics.sums
+    queries = StepStatistics.queries
 
-    def noticed():
-        found = sums()
-        counts.append(found["counts"][0]["statistics/counts"].clone())
+    def noticed(self):
+        found = queries(self)
+        counts.append(found["counts"].sums["statistics/counts"].clone())
         return found
 
-    statistics.sums = noticed
-    oracle.backward(*batch)
-    del statistics.sums
-    saved = pickle.dumps(statistics)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StepStatistics, "queries", noticed)
+        oracle.backward(*batch)
+    saved = pickle.dumps(oracle)
     assert counts[0].sum() == 9
     assert counts[0].numpy().tobytes() not in saved, "the counts without noise are in the file"
     assert batch[0][0].numpy().tobytes() not in saved, "a record is in the file"
@@ -155,11 +156,20 @@ def check_no_statistic_outlives_a_refused_step() -> None:
     oracle = sized_oracle(
         smooth_net(), cross_entropy, plan, statistics=statistics, clipping=clipping, seed=0
     )
-    with pytest.raises(PlanViolationError):
-        oracle.backward(*samples(9))
+    seen = []
+    add = StepStatistics.add
+
+    def noticed(self, batch):
+        add(self, batch)
+        seen.append(self._sums["counts"]["statistics/counts"].clone())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StepStatistics, "add", noticed)
+        with pytest.raises(PlanViolationError):
+            oracle.backward(*samples(9))
     assert len(oracle.ledger) == 0
-    sums = [statistics._counts, *statistics._residual.values()]
-    assert not any(s.any() for s in sums), "sums of the refused step are in the object"
+    assert seen[-1].sum() == 9
+    assert seen[-1].numpy().tobytes() not in pickle.dumps(oracle), "the refused step is in the file"
 
 
 class Unclipped(FlatClipping):
@@ -175,35 +185,100 @@ def test_no_statistic_without_noise_outlives_its_step() -> None:
 
 
 class Count:
-    """Releases the number of units, and states noise of the deviation that it was made with."""
+    """Releases the number of units, in units of ``bound``, which it states as its sensitivity."""
 
     noise_multipliers = (5.0,)
 
-    def __init__(self, std: float) -> None:
-        self.std, self.published = std, []
+    def __init__(self, bound: float) -> None:
+        self.sensitivities, self.published = {"count": bound}, []
 
     def begin(self, facts):
-        self.count = 0
+        pass
 
-    def observe(self, batch):
-        self.count += len(batch.ids)
-
-    def sums(self):
-        return {"count": ({"count": torch.tensor([float(self.count)]).double()}, self.std)}
+    def contributions(self, batch):
+        bound = self.sensitivities["count"]
+        each = bound if 0 <= bound < math.inf else 1.0
+        return {"count": Contributions(values=torch.full((1, len(batch.ids)), each).double())}
 
     def publish(self, released):
-        self.published.append(float(released["count"]["count"]))
+        self.published.append(float(released["count"]["statistics/count"]))
+
+
+class TwoAUnit(Count):
+    """Adds 2 for each unit."""
+
+    def contributions(self, batch):
+        return {"count": Contributions(values=torch.full((1, len(batch.ids)), 2.0))}
+
+
+class OneUnitManyCoordinates(Count):
+    """Adds one number to several coordinates, if there are units."""
+
+    def contributions(self, batch):
+        return {
+            "count": Contributions(values=torch.ones(1 if len(batch.ids) else 4, len(batch.ids)))
+        }
+
+
+class ShareOfTheLargest(Count):
+    """Adds a unit's norm over the largest of the batch."""
+
+    def contributions(self, batch):
+        norms = batch.norms.norm(dim=0, keepdim=True)
+        return {"count": Contributions(values=norms / norms.max() if len(batch.ids) else norms)}
+
+
+class WholeDirections(Count):
+    """Adds directions as they are, to a sum with a small bound."""
+
+    def contributions(self, batch):
+        return {"count": Contributions(factors=torch.ones_like(batch.norms))}
+
+
+class Remembers(Count):
+    """Keeps the largest norm in an attribute."""
+
+    largest = 0.0
+
+    def contributions(self, batch):
+        if len(batch.ids):
+            self.largest = float(batch.norms.max())
+        return super().contributions(batch)
+
+
+STATISTICS = {
+    "a sum": TwoAUnit, "coordinates": OneUnitManyCoordinates, "others": ShareOfTheLargest,
+    "directions": WholeDirections, "an attribute": Remembers,
+}  # fmt: skip
+
+
+def check_a_statistic_keeps_its_bound(kind: str = "a sum") -> None:
+    """What a unit adds beyond it, or takes from other units, is refused before a charge."""
+    statistics = STATISTICS[kind](1.0 if kind != "directions" else 1e-3)
+    plan = private_plan(joint_noise_multipliers=statistics.noise_multipliers)
+    oracle = sized_oracle(smooth_net(), cross_entropy, plan, statistics=statistics, seed=0)
+    try:
+        oracle.backward(*samples(9))
+    except PlanViolationError:
+        assert (len(oracle.ledger), oracle.step, statistics.published) == (0, 0, [])
+        return
+    raise AssertionError(f"a statistic was released that exceeds its bound by {kind}")
+
+
+@pytest.mark.parametrize("kind", STATISTICS)
+def test_a_statistic_keeps_its_bound(kind: str) -> None:
+    check_a_statistic_keeps_its_bound(kind)
 
 
 def check_a_sum_without_noise_is_refused(std: float = 0.0) -> None:
     """Before it is charged, and before the gradient of its step is written."""
-    statistics = Count(std)
+    statistics = Count(std / Count.noise_multipliers[0])
     plan = private_plan(joint_noise_multipliers=statistics.noise_multipliers)
     oracle = sized_oracle(smooth_net(), cross_entropy, plan, statistics=statistics, seed=0)
     try:
         oracle.backward(*samples(9))
     except PlanViolationError as refusal:
-        assert f"has standard deviation {std:g}" in str(refusal)  # noqa: PT017
+        assert "has standard deviation" in str(refusal) or "lets a unit add" in str(refusal)  # noqa: PT017
         assert (len(oracle.ledger), oracle.step, statistics.published) == (0, 0, [])
         assert all(p.grad is None for p in oracle.model.parameters())
         return
@@ -237,7 +312,7 @@ def once_per_micro_batch(original):
         queries = original(step)
         total = queries["gradient"].sums
         for k, _ in enumerate(step.computation.physical(step.batch)):
-            total = step.noise.add(total, SIGMA * C, 1000 + k)
+            total = step.terms.noise.add(total, SIGMA * C, 1000 + k)
         return {**queries, "gradient": replace(queries["gradient"], sums=total)}
 
     return clipped_sums
@@ -288,25 +363,19 @@ def skips_an_empty_batch(original):
     return backward
 
 
-def kept_until_the_next_step(original):
-    def sums(self):
-        counts, residual = self._counts, self._residual
-        found = original(self)
-        self._counts, self._residual = counts, residual
-        return found
-
-    return sums
-
-
 def left_as_it_is(original):
-    def keep(self, sums, noise):
-        self._zeros = dict(sums)
+    def keep(self, queries, noise):
+        self._zeros = dict(queries["gradient"].sums)
 
     return keep
 
 
-def discarding_nothing(original):
-    return staticmethod(lambda *args: replace(original(*args), discard=lambda: None))
+def left_in_the_object(original):
+    def add(self, batch):
+        original(self, batch)
+        self._statistics.sums = copy.deepcopy(self._sums)
+
+    return add
 
 
 Oracle = PrivateGradientOracle
@@ -315,10 +384,13 @@ MISTAKES = {
         check_a_sum_without_noise_is_refused,
         mechanism,
         "check_noise",
-        lambda original: lambda queries, step: None,
+        lambda original: lambda queries, terms: None,
     ),
     "a statistic left by a refused step": Mistake(
-        check_no_statistic_outlives_a_refused_step, Watch, "begin", discarding_nothing
+        check_no_statistic_outlives_a_refused_step, StepStatistics, "add", left_in_the_object
+    ),
+    "a statistic of any size": Mistake(
+        check_a_statistic_keeps_its_bound, StepStatistics, "_verify", lambda _: lambda self: None
     ),
     "two thirds of it": Mistake(check_scale, GaussianNoise, "add", scaled(2 / 3)),
     "three halves of it": Mistake(check_scale, GaussianNoise, "add", scaled(3 / 2)),
@@ -343,9 +415,9 @@ MISTAKES = {
     ),
     "a statistic left to the next step": Mistake(
         check_no_statistic_without_noise_outlives_its_step,
-        PrivateStatistics,
-        "sums",
-        kept_until_the_next_step,
+        StepStatistics,
+        "add",
+        left_in_the_object,
     ),
     "an empty batch skipped": Mistake(
         check_empty_batch_is_noise, Oracle, "backward", skips_an_empty_batch

@@ -72,13 +72,14 @@ def sensitive_as(sensitivity):
 
 
 def moved_first(original):
-    def add_noise(query, step):
-        clipping = step.clipping._clipping
+    def clipped_sums(step):
+        queries, clipping = original(step), step.clipping._clipping
         before = clipping.sensitivity
         clipping._move(0.0, 0.3)
-        return original(replace(query, std=query.std * clipping.sensitivity / before), step)
+        moved = clipping.sensitivity / before
+        return {name: replace(query, std=query.std * moved) for name, query in queries.items()}
 
-    return add_noise
+    return clipped_sums
 
 
 MISTAKES = {
@@ -95,7 +96,7 @@ MISTAKES = {
         sensitive_as(lambda clipping, phi: phi),
     ),
     "C adapted before the noise is drawn": Mistake(
-        check_an_adaptive_clip_is_charged_as_noised, mechanism, "add_noise", moved_first,
+        check_an_adaptive_clip_is_charged_as_noised, mechanism, "clipped_sums", moved_first,
     ),
     "a noise of the user's own charged as the plan's": Mistake(
         check_a_noise_of_the_users_own_is_charged_as_it_states, PrivacyPlan, "charged_at",

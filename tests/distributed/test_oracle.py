@@ -14,7 +14,15 @@ import torch
 from torch import nn
 
 from checks import LEVEL, RARE, check_poisson
-from dpbam import BAM, Compute, FlatClipping, Method, PrivacyPlan, PrivateGradientOracle, guard
+from dpbam import (
+    BAM,
+    Compute,
+    FlatClipping,
+    Method,
+    PrivacyPlan,
+    PrivateGradientOracle,
+    assembly,
+)
 from dpbam.bias import BiasLens, PrivateStatistics
 from dpbam.contenders.clippings import QuantileClipping
 from dpbam.contenders.disk import DiSK
@@ -403,7 +411,7 @@ def test_other_options_of_the_same_part_on_one_rank_are_refused_on_all():
 
 def test_options_that_are_not_compared_would_pass(monkeypatch):
     """Negative control: parts compared by the names of their classes alone."""
-    monkeypatch.setattr(guard, "describe", lambda part: type(part).__qualname__)
+    monkeypatch.setattr(assembly, "describe", lambda part: type(part).__qualname__)
     assert refused_kinds(other_options()) == [[""] * 6] * 2
 
 

@@ -148,9 +148,9 @@ def test_ranks_that_do_not_wait_for_the_ledger_are_noticed(tmp_path, monkeypatch
     """The negative control: the leader is slow to charge, and the other rank goes ahead."""
     real = mechanism.charge
 
-    def late(step: mechanism.Step, replay: str | None) -> None:
+    def late(terms: mechanism.Terms, replay: str | None) -> None:
         gathering.wait(LIMIT)  # until the other rank is about to gather
-        real(step, replay)
+        real(terms, replay)
 
     gathering.clear()
     monkeypatch.setattr(mechanism, "charge", late)

@@ -102,9 +102,7 @@ class BiasLens:
 
     def observe(self, batch: Observation) -> None:
         assert self._tally is not None
-        self._tally.add(
-            batch.directions, batch.norms, batch.factors, eta=self.eta, layers=self.layers
-        )
+        self._tally.add(batch, eta=self.eta, layers=self.layers)
 
     def finish(self, clipped: Params, released: Params) -> None:
         assert self._tally is not None

@@ -1,7 +1,7 @@
 """A private release of per-unit norms and of the bias's length.
 
 It is released next to the gradient of the same batch, with noise of its own, as one joint Gaussian
-event (:class:`dpbam.observers.JointRelease`). C is the clipping norm, t thresholds, B a bound:
+event (:mod:`dpbam.joint_release`). C is the clipping norm, t thresholds, B a bound:
 
 ==================  ==============================================  ============  ================
 released            sum over the units of                           sensitivity   noise
@@ -28,9 +28,9 @@ from torch import Tensor
 from dpbam import _validate
 from dpbam.bias.decomposition import dot, flat
 from dpbam.errors import ArgumentError
+from dpbam.joint_release import Contributions
 from dpbam.observers import Observation, StepFacts
-from dpbam.params import Params, add_into, doubled
-from dpbam.privacy.clipping import portions
+from dpbam.params import Params
 from dpbam.privacy.plan import PrivacyPlan
 
 
@@ -130,40 +130,25 @@ class PrivateStatistics:
         self._sink = sink or self.released.append
         self._plan: PrivacyPlan | None = None
         self._step, self._sensitivity = 0, math.inf
-        self._counts, self._residual = torch.zeros(0), Params()
+
+    @property
+    def sensitivities(self) -> dict[str, float]:
+        """1 for the counts, B for the bias."""
+        return {"counts": 1.0} | ({} if self.bias_bound is None else {"bias": self.bias_bound})
 
     def begin(self, facts: StepFacts) -> None:
         # single values: the facts as a whole hold the batch, and this object outlives the step
         self._plan, self._step, self._sensitivity = facts.plan, facts.step, facts.sensitivity
-        bins = len(self._thresholds()) + 1
-        self._counts = torch.zeros(bins, dtype=torch.float64)
-        self._residual = {} if self.bias_bound is None else doubled(facts.zeros())
 
-    def observe(self, batch: Observation) -> None:
-        norms, factors = batch.norms, batch.factors
-        lengths = norms.double().square().sum(0).sqrt()  # [U], |d_i|
-        self._counts += self._count_bins(lengths)
+    def contributions(self, batch: Observation) -> dict[str, Contributions]:
+        """Return the bin of each unit's norm and, with a bound, what the clip removes of it."""
+        lengths = batch.norms.double().square().sum(0).sqrt()  # [U], |d_i|
+        parts = {"counts": Contributions(values=self._bins(lengths))}
         if self.bias_bound is not None:
-            weights = removed(norms, factors, self.bias_bound)
-            for portion, span in portions(weights):
-                add_into(self._residual, batch.directions.weighted_sum(portion, span))
-
-    def sums(self) -> dict[str, tuple[Params, float]]:
-        """Return the counts with sigma_1, and the bias sum with sigma_2 B; they are not kept here.
-
-        Guarantee: no sum without noise is in this object, or in a copy of it, after the step.
-
-        Assumptions: it is called once per step, by the mechanism.
-
-        Proof: what is returned is let go of.
-        """
-        counts, residual = self._counts, self._residual
-        self._counts, self._residual = torch.zeros(0), Params()
-        sums = {"counts": ({"statistics/counts": counts}, self._std(0))}
-        if self.bias_bound is not None:
-            bias = {f"statistics/bias/{n}": s for n, s in residual.items()}
-            sums["bias"] = (bias, self._std(1))
-        return sums
+            parts["bias"] = Contributions(
+                factors=removed(batch.norms, batch.factors, self.bias_bound)
+            )
+        return parts
 
     def publish(self, released: dict[str, Params]) -> None:
         bias = error = None
@@ -182,11 +167,11 @@ class PrivateStatistics:
             )
         )
 
-    def _count_bins(self, lengths: Tensor) -> Tensor:
-        """Return counts [bins]; a unit in bin k has t_(k-1) < |d_i| <= t_k."""
-        finite = lengths[lengths.isfinite()].cpu()
-        edges = torch.tensor(self._thresholds(), dtype=torch.float64)
-        return torch.bincount(torch.bucketize(finite, edges), minlength=len(edges) + 1).double()
+    def _bins(self, lengths: Tensor) -> Tensor:
+        """Return the one-hot bins [K, U]; a unit in bin k has t_(k-1) < |d_i| <= t_k."""
+        edges = torch.tensor(self._thresholds(), dtype=torch.float64, device=lengths.device)
+        numbers = torch.arange(len(edges) + 1, device=lengths.device)[:, None]
+        return ((torch.bucketize(lengths, edges) == numbers) & lengths.isfinite()).double()
 
     def _bias(self, noised: Params, batch_size: int) -> tuple[float, float]:
         """Return |bias|, from |v|^2 - d s^2, and the standard error of its square."""

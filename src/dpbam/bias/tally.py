@@ -7,7 +7,6 @@ that is not finite is left out of every sum, as in the oracle.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +17,7 @@ from dpbam.bias.decomposition import cosine, decompose, dot, flat, norm, ratio
 from dpbam.bias.record import EDGES, QUANTILES, BiasRecord, Layer, Norms, Reading
 from dpbam.engines import PerSampleDirections
 from dpbam.methods import Form
-from dpbam.observers import StepFacts, layer_of
+from dpbam.observers import Observation, StepFacts, layer_of
 from dpbam.params import Params, doubled, map_rows
 from dpbam.privacy.clipping import unclipped
 
@@ -49,16 +48,9 @@ class Tally:
     _a_own: float | None = None
     _a_plain: float | None = None
 
-    def add(
-        self,
-        directions: PerSampleDirections,
-        norms: Tensor,
-        factors: Tensor,
-        *,
-        eta: bool,
-        layers: bool,
-    ) -> None:
+    def add(self, batch: Observation, *, eta: bool, layers: bool) -> None:
         """Add one physical batch: norms and factors [G, U]."""
+        directions, norms, factors = batch.directions, batch.norms, batch.factors
         finite_factors = unclipped(norms)  # [G, U], 0 where a unit is not finite
         _accumulate(self._unclipped, directions.weighted_sum(finite_factors))
         self._norms.append(_total(norms))
@@ -68,7 +60,7 @@ class Tally:
         if directions.plain is not None and not self.own_is_plain:
             self._add_plain(directions.plain)
         if layers:
-            self._layer_norms.append(_by_layer(directions.parameter_norms()))
+            self._layer_norms.append(batch.layer_norms())
         if eta and self.facts.in_one_batch and len(factors) == 1:
             self._add_etas(directions, factors[0])
 
@@ -228,14 +220,6 @@ def _histogram(norms: Tensor, clip_norm: float | None) -> tuple[int, ...]:
     edges = torch.tensor(EDGES, dtype=torch.float64, device=norms.device) * clip_norm
     counts = torch.bincount(torch.bucketize(norms, edges), minlength=len(edges) + 1)
     return tuple(counts.tolist())
-
-
-def _by_layer(norms: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    squares: dict[str, Tensor] = {}
-    for name, values in norms.items():
-        layer = layer_of(name)
-        squares[layer] = squares.get(layer, torch.zeros_like(values)) + values.square()
-    return {layer: s.sqrt() for layer, s in squares.items()}
 
 
 def _accumulate(total: Params, batch_sum: Params) -> None:

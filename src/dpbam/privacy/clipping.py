@@ -171,7 +171,7 @@ class StepClipping:
         self.coordinates = clipping.coordinates
         self._measured: list[Tensor] = []  # [3] per physical batch, on the device
         self._own_code = _is_own_code(clipping)
-        self._before = _contents(clipping) if self._own_code else None
+        self._before = attributes_of(clipping) if self._own_code else None
         self._apart: list[Tensor] = []  # whether units change one another, per physical batch
 
     def clip(self, norms: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -185,9 +185,9 @@ class StepClipping:
         self._measured.append(measure(self._clipping, self._fixed, scaled, factors, extra))
         if self._own_code and norms.shape[1] > 1:
             halves = [self._of(norms[:, k::2]) for k in (0, 1)]
-            self._apart += [_differ(factors[:, k::2], half[0]) for k, half in enumerate(halves)]
+            self._apart += [differs(factors[:, k::2], half[0]) for k, half in enumerate(halves)]
             if extra is not None:
-                self._apart += [_differ(extra[:, k::2], half[1]) for k, half in enumerate(halves)]
+                self._apart += [differs(extra[:, k::2], half[1]) for k, half in enumerate(halves)]
         if extra is None:
             return factors, None
         return factors, self._phi * extra.to(widest_dtype(extra)).sum(1)
@@ -333,8 +333,8 @@ def _is_own_code(clipping: Clipping) -> bool:
     return not all(map(is_built_in, code))
 
 
-def _differ(together: Tensor, apart: Tensor | None) -> Tensor:
-    """Return whether factors [G, U] are others where other units are left out: scalar."""
+def differs(together: Tensor, apart: Tensor | None) -> Tensor:
+    """Return whether [K, U] values of units are others where other units are left out: scalar."""
     if apart is None or together.shape != apart.shape:
         return torch.ones((), dtype=torch.bool, device=together.device)
     return ~torch.isclose(together, apart, rtol=_ALIKE, atol=0.0, equal_nan=True).all()
@@ -358,29 +358,29 @@ def check_alone(clipping: Clipping, apart: list[Tensor], before: object) -> None
             "must depend on its own unit alone, or one unit moves the parts of all others; adapt "
             "to the batch in update, by extra coordinates"
         )
-    if _contents(clipping) != before:
+    if attributes_of(clipping) != before:
         raise PlanViolationError(
             f"{name} keeps something of this step's units in an attribute, which a later step "
             "would read without noise: adapt it in update, to extra coordinates"
         )
 
 
-def _contents(value: Any, level: int = 0) -> object:
-    """Return what is equal as long as an object's attributes are, and theirs, have not changed."""
+def attributes_of(value: Any, level: int = 0) -> object:
+    """Return what is equal as long as an object's attributes, and theirs, have not changed."""
     if isinstance(value, Tensor):
         return tuple(value.shape), repr(value.detach().double().flatten().tolist())
     if isinstance(value, np.ndarray):
         return value.tobytes()
     if isinstance(value, Mapping):
-        return [(repr(key), _contents(each, level + 1)) for key, each in value.items()]
+        return [(repr(key), attributes_of(each, level + 1)) for key, each in value.items()]
     if isinstance(value, (list, tuple, deque)):
-        return [_contents(each, level + 1) for each in value]
+        return [attributes_of(each, level + 1) for each in value]
     if isinstance(value, (bool, int, float, str, bytes, set, frozenset, type(None))):
         return repr(value)  # NaN is equal to itself by it
     attributes = getattr(value, "__dict__", None)
     if attributes is None or callable(value) or level > _LEVELS:
         return id(value)
-    return id(value), _contents(dict(attributes), level + 1)
+    return id(value), attributes_of(dict(attributes), level + 1)
 
 
 def widest_dtype(values: Tensor) -> torch.dtype:

@@ -68,10 +68,8 @@ def _release(folder: RunFolder, prepared: Prepared, oracle: PrivateGradientOracl
     """Release what was asked for: on the ledger first, then in its files."""
     import torch
 
-    from dpbam.params import digest
-
-    config, seeded, unit = prepared.config, oracle.randomness.seeded, prepared.plan.unit
-    if not seeded and oracle.ledger.released_before():
+    config, unit = prepared.config, prepared.plan.unit
+    if not oracle.randomness.seeded and oracle.ledger.released_before():
         raise RunError(
             f"what was released before the first step is gone from {folder.path}, though it is on "
             "the ledger, and the plan has no second release: restore its files, or start a new run"
@@ -86,13 +84,7 @@ def _release(folder: RunFolder, prepared: Prepared, oracle: PrivateGradientOracl
     weight = 1.0 if config.release_centre is None else std / config.release_centre
     if config.release_centre is not None:
         sums["centre"] = torch.from_numpy(weight * feature_sum(prepared))
-    noised = oracle.noise.add(sums, std, 0, stream="class-counts")
-    multiplier = config.released_before
-    assert multiplier is not None
-    oracle.ledger.charge(
-        oracle.before, 0, noise_multiplier=oracle.noise.charged(multiplier), sampling_rate=1.0,
-        unit=unit, release=digest(noised) if seeded else None,
-    )  # fmt: skip
+    noised = oracle.release_before(sums, std)
     if config.release_centre is not None:
         n = prepared.plan.n
         mean = (noised["centre"] / (weight * n)).tolist()
