@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,19 +36,26 @@ def keyed(records: Tensor, randomness: Randomness, step: int) -> list[Drawn]:
 
 def collate_pair(items: list[Any]) -> Any:
     """Collate items to (inputs, targets); of dicts, the targets are under the one usual key."""
-    pair = default_collate(items)
-    if isinstance(pair, Mapping):
-        names = [name for name in TARGETS if name in pair]
-        if len(names) != 1 or len(pair) < 2:
+    return _as_pair(default_collate(items))
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _as_pair(batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        names = [name for name in TARGETS if name in batch]
+        if len(names) != 1 or len(batch) < 2:
             raise ArgumentTypeError(
-                f"a data set's items are dicts with the keys {sorted(map(str, pair))}: one of them "
-                f"must be the target's ({', '.join(TARGETS)}), the others are the model's keyword "
-                "arguments; or give (input, target) pairs"
+                f"a data set's items are dicts with the keys {sorted(map(str, batch))}: one of "
+                f"them must be the target's ({', '.join(TARGETS)}), the others are the model's "
+                "keyword arguments; or give (input, target) pairs"
             )
-        return {k: v for k, v in pair.items() if k != names[0]}, pair[names[0]]
-    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        return {k: v for k, v in batch.items() if k != names[0]}, batch[names[0]]
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise ArgumentTypeError("a data set's items must be (input, target) pairs")
-    return pair
+    return batch
 
 
 class OneByOne(Dataset[Any]):
@@ -61,8 +68,8 @@ class OneByOne(Dataset[Any]):
     :func:`isolated` refuses a state that shows.
 
     Proof: both are asked for one record at a time, and the generators start from its key. Seeding
-    them takes longer than reading a small record, so a batch is first read without: if no generator
-    has moved, no row depends on any; else it is read again, each record from its own key.
+    them takes longer than reading a small record, so a batch is read without those that no record
+    was seen to draw from: if none of these has moved, no row depends on any; else it is read again.
 
     Args:
         dataset: map-style.
@@ -73,42 +80,63 @@ class OneByOne(Dataset[Any]):
         ...     def __getitem__(self, i):
         ...         return i + torch.rand(1)
         >>> alone = OneByOne(Noisy())
-        >>> bool(alone[3, 7] == alone.__getitems__([(5, 1), (3, 7)])[1])
+        >>> bool(alone[3, 7] == alone.rows([(5, 1), (3, 7)])[1])
         True
     """
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] = default_collate) -> None:
         self._dataset, self._collate = dataset, collate
-        self._stacks = collate in (default_collate, collate_pair)  # rows do not depend on others
-        self._draws = False  # whether a record was seen to draw random numbers
+        # torch's own function stacks, and so can we, many records in the time of one
+        self._finish = {default_collate: _as_it_is, collate_pair: _as_pair}.get(collate)
+        self._drawing: set[str] = set()  # the generators that records were seen to draw from
 
     def __getitem__(self, record_and_key: Drawn) -> Any:
-        return self.__getitems__([record_and_key])[0]
+        return self.rows([record_and_key])[0]
 
     def __getitems__(self, records_and_keys: Sequence[Drawn]) -> list[Any]:
-        """Read several records; a DataLoader calls this with a whole batch."""
+        """Read a whole batch, for :class:`Join`; a DataLoader calls this."""
+        if self._finish is not None and records_and_keys:
+            batch = self._read_all(records_and_keys, _stack)
+            if batch is not None:
+                return [Stacked(self._finish(batch))]
+        return self.rows(records_and_keys)
+
+    def rows(self, records_and_keys: Sequence[Drawn]) -> list[Any]:
+        """Read several records, each as a batch of one row."""
+        rows: list[Any] = self._read_all(
+            records_and_keys, lambda items, count: [self._row(item) for item in items]
+        )
+        return rows
+
+    def _read_all(
+        self, records_and_keys: Sequence[Drawn], use: Callable[[Iterator[Any], int], Any]
+    ) -> Any:
+        """Return ``use(items, count)``: the items as they are read, each with draws of its own."""
+        count = len(records_and_keys)
         with _generators_restored() as moved:
-            if not self._draws:
-                batch = [self._read(record) for record, _ in records_and_keys]
-                if not moved():
+            while True:
+                seeded = set(self._drawing)
+                batch = use((self._item(*each) for each in records_and_keys), count)
+                unseeded = moved() - seeded
+                if not unseeded:
                     return batch
-                self._draws = True
-            return [self._row(record, key) for record, key in records_and_keys]
+                self._drawing |= unseeded  # read again, with these at the key of each record
 
-    def _row(self, record: int, key: int) -> Any:
-        """Read a record with the generators at its key."""
-        torch.default_generator.manual_seed(key)
-        if _devices():
+    def _item(self, record: int, key: int) -> Any:
+        """Read a record with the generators that are drawn from at its key."""
+        if not self._drawing:
+            return self._dataset[record]
+        if "torch" in self._drawing:
+            torch.default_generator.manual_seed(key)
+        if "cuda" in self._drawing:
             torch.cuda.manual_seed_all(key)
-        np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002
-        random.seed(key)
-        return self._read(record)
+        if "numpy" in self._drawing:
+            np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002
+        if "random" in self._drawing:
+            random.seed(key)
+        return self._dataset[record]
 
-    def _read(self, record: int) -> Any:
-        item = self._dataset[record]
-        if self._stacks and type(item) is tuple and [type(x) for x in item] == [Tensor, int]:
-            # as below, in a fifth of the time
-            return [item[0].clone()[None], torch.tensor([item[1]])]
+    def _row(self, item: Any) -> Any:
         batch = self._collate([item])
         row = dict(batch) if isinstance(batch, Mapping) else batch  # a tokenizer's BatchEncoding
         if (count := rows(row)) != 1:
@@ -119,6 +147,59 @@ class OneByOne(Dataset[Any]):
         return map_rows(torch.clone, row)  # it may be a buffer that the next record is read into
 
 
+class Stacked(NamedTuple):
+    """All rows of a batch, of records that have the form of the first."""
+
+    batch: Any
+
+
+def _stack(items: Iterator[Any], count: int) -> Any:
+    """Stack items as ``default_collate`` does, or return None: for tensors and whole numbers alone.
+
+    Each is copied when it is read: it may be a buffer that the next record is read into.
+    """
+    columns: list[Any] = []
+    kinds: list[Any] = []
+    form: Any = None  # the keys, or the number of parts
+    for place, item in enumerate(items):
+        if type(item) not in (tuple, dict):
+            return None
+        leaves = item if type(item) is tuple else tuple(item.values())
+        if not place:
+            form, kinds = _form(item), [_leaf_kind(leaf) for leaf in leaves]
+            columns = [_new_column(kind, count) for kind in kinds]
+        if None in kinds or _form(item) != form:
+            return None
+        for column, (kind, shape), leaf in zip(columns, kinds, leaves, strict=True):
+            if type(leaf) is int and kind is int:
+                column.append(leaf)
+            elif type(leaf) is Tensor and leaf.dtype is kind and leaf.shape == shape:
+                column[place] = leaf.numpy(force=True)
+            else:
+                return None
+    tensors = [torch.as_tensor(column) for column in columns]
+    return tensors if isinstance(form, int) else dict(zip(form, tensors, strict=True))
+
+
+def _form(item: Any) -> Any:
+    return len(item) if type(item) is tuple else tuple(item)
+
+
+def _new_column(kind: Any, count: int) -> Any:
+    if kind is None or kind[0] is int:
+        return []
+    return torch.empty((count, *kind[1]), dtype=kind[0]).numpy()
+
+
+def _leaf_kind(leaf: Any) -> Any:
+    """Return the type and shape that all records must have; None for what is not stacked here."""
+    if type(leaf) is int:
+        return int, ()
+    if type(leaf) is not Tensor or not leaf.is_cpu or leaf.layout != torch.strided:
+        return None
+    return None if leaf.dtype == torch.bfloat16 else (leaf.dtype, leaf.shape)  # NumPy has none
+
+
 def _devices() -> list[int]:
     """The GPUs that have a generator by now."""
     ready = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
@@ -126,23 +207,30 @@ def _devices() -> list[int]:
 
 
 @contextmanager
-def _generators_restored() -> Iterator[Callable[[], bool]]:
-    """Restore the global generators at the end; yield a function: whether one has moved."""
+def _generators_restored() -> Iterator[Callable[[], set[str]]]:
+    """Restore the global generators at the end; yield a function: the names of those that moved."""
     of_numpy, of_python, before = np.random.get_state(), random.getstate(), _positions()  # noqa: NPY002
+
+    def moved() -> set[str]:
+        return {name for name, state in _positions().items() if state != before.get(name)}
+
     try:
         with torch.random.fork_rng(_devices()):
-            yield lambda: _positions() != before
+            yield moved
     finally:
         np.random.set_state(of_numpy)  # noqa: NPY002
         random.setstate(of_python)
 
 
-def _positions() -> tuple[object, ...]:
+def _positions() -> dict[str, object]:
     """Return the states of the global generators, for a comparison."""
     _, words, *rest = np.random.get_state()  # noqa: NPY002
-    states = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, _devices())]
-    of_torch = [state.numpy().tobytes() for state in states]
-    return np.asarray(words).tobytes(), rest, random.getstate(), of_torch
+    return {
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "cuda": [torch.cuda.get_rng_state(device).numpy().tobytes() for device in _devices()],
+        "numpy": (np.asarray(words).tobytes(), *rest),
+        "random": random.getstate(),
+    }
 
 
 class Join:
@@ -162,6 +250,8 @@ class Join:
                        for path, _ in tree_flatten_with_path(first)[0]]  # fmt: skip
 
     def __call__(self, batches: Sequence[Any]) -> Any:
+        if batches and type(batches[0]) is Stacked:
+            return tree_unflatten(self._leaves(batches[0].batch), self._form)
         columns = zip(*(self._leaves(batch) for batch in batches), strict=True)
         joined = [None if column[0] is None else torch.cat(column) for column in columns]
         return tree_unflatten(joined if batches else self._empty, self._form)
@@ -210,7 +300,7 @@ def isolated(
     """
     alone, last = OneByOne(dataset, collate), len(dataset) - 1
     probes = [(k, k) for k in sorted({round(k * last / _PROBES) for k in range(_PROBES + 1)})]
-    there, back = alone.__getitems__(probes), alone.__getitems__(probes[::-1])[::-1]
+    there, back = alone.rows(probes), alone.rows(probes[::-1])[::-1]
     join = Join(there[0])
     join(there)
     try:

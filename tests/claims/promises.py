@@ -34,7 +34,7 @@ PROMISES = (
     Promise("a direction depends on its unit alone; the clip bounds what is summed, for every "
             "method, engine and kind of clipping",
             ("test_one_unit_moves_the_sum_by_at_most_c", "check_of", "parts_of",
-             "check_batch_norm_is_refused")),
+             "check_batch_norm_is_refused", "check_a_pass_writes_to_no_parameter")),
     Promise("one unit moves the moments of the closed-form head by at most their bound, jointly, "
             "and the release is charged as it is noised",
             ("check_one_unit_moves_the_moments_by_at_most_the_bound",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dpbam import BAM, DPSAT, DPSGD, Method, PrivateGradientOracle, guard, mechanism, params
 from dpbam.batches import LogicalBatch, Views
@@ -18,7 +18,8 @@ from dpbam.engines.base import PhysicalBatch
 from dpbam.engines.draws import KeyedDraws
 from dpbam.engines.fused import engine as fused_engine
 from dpbam.engines.state import Snapshot
-from dpbam.errors import ArgumentError
+from dpbam.errors import ArgumentError, PlanViolationError
+from dpbam.mechanism import SumMemory
 from dpbam.params import Params
 from dpbam.privacy.randomness import derive, keyed_uniform
 from planting import Mistake, catches
@@ -142,6 +143,42 @@ def check_batch_norm_is_refused() -> None:
     except ArgumentError as error:
         refused = "mixes the samples" in str(error)
     assert refused
+
+
+class WritesItsWeight(nn.Linear):
+    """Changes its weight in each pass, where torch does not count it."""
+
+    way = "data"
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.way == "data":
+            self.weight.data.mul_(1.5)
+        else:
+            self.weight.detach().numpy()[0, 0] += 1e-3
+        return super().forward(x)
+
+
+def check_a_pass_writes_to_no_parameter(way: str = "data") -> None:
+    """One physical batch more would move all others: refused, and the weights are as they were."""
+    model = nn.Sequential(WritesItsWeight(4, 3))
+    model[0].way = way
+    before = model[0].weight.detach().clone()
+    x, y = torch.randn(9, 4), torch.zeros(9, dtype=torch.long)
+    oracle = sized_oracle(
+        model, cross_entropy, private_plan(), engine="fused", physical_batch_size=4
+    )
+    refused = False
+    try:
+        oracle.backward(x, y)
+    except PlanViolationError:
+        refused = len(oracle.ledger) == oracle.step == 0
+    assert refused, "a pass has changed the weights of the next one"
+    assert torch.equal(before, model[0].weight)
+
+
+@pytest.mark.parametrize("way", ["data", "numpy"])
+def test_a_pass_writes_to_no_parameter(way: str) -> None:
+    check_a_pass_writes_to_no_parameter(way)
 
 
 def check_a_sample_enters_once() -> None:
@@ -507,6 +544,12 @@ MISTAKES = {
     ),
     "another mask in BAM's second gradient": Mistake(
         check_one_mask_for_both_gradients, KeyedDraws, "__init__", a_new_mask_each_pass
+    ),
+    "weights that a pass has changed": Mistake(
+        check_a_pass_writes_to_no_parameter,
+        SumMemory,
+        "fixed",
+        lambda original: lambda self, theta: nullcontext(),
     ),
     "batch norm let through": Mistake(
         check_batch_norm_is_refused, guard, "check_model", looks_away

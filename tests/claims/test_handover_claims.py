@@ -462,22 +462,18 @@ def factors_alone(original: Any) -> Any:
 def group_by_group(original: Any) -> Any:
     """Each group against the whole sensitivity."""
 
-    def measure(
-        clipping: Clipping, bound: float, norms: Tensor, factors: Tensor, extra: None
-    ) -> Tensor:
+    def measure(clipping: Clipping, norms: Tensor, factors: Tensor, extra: None) -> Tensor:
         groups = zip(norms, factors, strict=True)
-        each = [original(clipping, bound, one[None], scale[None]) for one, scale in groups]
+        each = [original(clipping, one[None], scale[None]) for one, scale in groups]
         return torch.stack(each).amax(0)
 
     return measure
 
 
 def finite_units_alone(original: Any) -> Any:
-    def measure(
-        clipping: Clipping, bound: float, norms: Tensor, factors: Tensor, extra: None
-    ) -> Tensor:
+    def measure(clipping: Clipping, norms: Tensor, factors: Tensor, extra: None) -> Tensor:
         fine = norms.isfinite().all(dim=0)
-        return original(clipping, bound, norms[:, fine], factors[:, fine])
+        return original(clipping, norms[:, fine], factors[:, fine])
 
     return measure
 

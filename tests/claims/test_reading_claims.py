@@ -108,7 +108,7 @@ def seed_all() -> None:
 
 
 def from_one_stream(real: Any) -> Any:
-    return lambda self, record, key: self._collate([self._dataset[record]])
+    return lambda self, record, key: self._dataset[record]
 
 
 def all_at_once(real: Any) -> Any:
@@ -128,7 +128,7 @@ def let_through(real: Any) -> Any:
 
 
 def never_moved(real: Any) -> Any:
-    return lambda: ()
+    return dict
 
 
 MISTAKES = {
@@ -136,7 +136,7 @@ MISTAKES = {
         check_the_draws_of_a_record_are_its_own, reading, "_positions", never_moved
     ),
     "one stream for all records": Mistake(
-        check_the_draws_of_a_record_are_its_own, OneByOne, "_row", from_one_stream
+        check_the_draws_of_a_record_are_its_own, OneByOne, "_item", from_one_stream
     ),
     "one key for all steps": Mistake(
         check_the_draws_change_from_step_to_step, Randomness, "keys", same_in_every_step
@@ -145,7 +145,7 @@ MISTAKES = {
         check_the_collate_function_sees_one_record, OneByOne, "__getitems__", all_at_once
     ),
     "the generators move on": Mistake(
-        check_reading_leaves_the_generators_alone, OneByOne, "__getitems__", all_at_once
+        check_reading_leaves_the_generators_alone, OneByOne, "rows", all_at_once
     ),
     "a record in several rows": Mistake(
         check_a_record_is_one_unit_in_any_wrapping, loading, "refuse_repeated", let_through
@@ -263,4 +263,4 @@ def test_a_part_that_one_record_leaves_out_is_refused() -> None:
 def test_a_buffer_may_be_used_again() -> None:
     buffer = torch.zeros(1, 1)
     alone = OneByOne(range(9), lambda items: buffer.fill_(items[0]))
-    assert torch.cat(alone.__getitems__([(k, 0) for k in (1, 2, 8)])).tolist() == [[1], [2], [8]]
+    assert torch.cat(alone.rows([(k, 0) for k in (1, 2, 8)])).tolist() == [[1], [2], [8]]

@@ -182,7 +182,7 @@ class StepClipping:
         """
         factors, extra = self._of(norms)
         scaled = norms / self._phi if self._phi != 1 else norms
-        self._measured.append(measure(self._clipping, self._fixed, scaled, factors, extra))
+        self._measured.append(measure(self._clipping, scaled, factors, extra))
         if self._own_code and norms.shape[1] > 1:
             halves = [self._of(norms[:, k::2]) for k in (0, 1)]
             self._apart += [differs(factors[:, k::2], half[0]) for k, half in enumerate(halves)]
@@ -239,16 +239,12 @@ def shield_norms(clipping: Clipping, norms: Tensor) -> Tensor:
 
 
 def measure(
-    clipping: Clipping,
-    sensitivity: float,
-    norms: Tensor,
-    factors: Tensor,
-    extra: Tensor | None = None,
+    clipping: Clipping, norms: Tensor, factors: Tensor, extra: Tensor | None = None
 ) -> Tensor:
-    """Return what :func:`check_factors` decides by, on the device, without waiting for it: [3].
+    """Return what :func:`check_factors` decides by, on the device, without waiting for it: [2].
 
-    Whether a factor is unsound, whether a unit exceeds the sensitivity, and the largest norm that a
-    unit contributes.
+    The largest norm that a unit contributes, which is not finite where a factor, or the norm of a
+    unit with another factor than 0, is not; and minus the least factor.
 
     Guarantee: none by itself; :func:`check_factors` decides by it.
 
@@ -258,7 +254,6 @@ def measure(
 
     Args:
         clipping: what computed the factors.
-        sensitivity: what a unit's part may be.
         norms: [G, U] of G clipping groups and U units. Not to be shared.
         factors: [G, U].
         extra: [K, U], the clipping's extra coordinates; None: it has none.
@@ -270,8 +265,7 @@ def measure(
             f"{tuple(norms.shape)}: return one factor per group and unit"
         )
     dtype = widest_dtype(norms)
-    finite = norms.abs() < torch.inf  # False for NaN; in half the operations of isfinite
-    joint = factors.to(dtype) * torch.where(finite, norms, 0.0).to(dtype)  # [G, U]
+    joint = torch.where(factors == 0, 0.0, factors.to(dtype) * norms.to(dtype))  # [G, U]
     if extra is not None:
         if extra.shape != (clipping.coordinates, norms.shape[1]):
             raise PlanViolationError(
@@ -280,11 +274,10 @@ def measure(
             )
         joint = torch.cat([joint, extra.to(dtype)])  # [G + K, U]
     if not norms.shape[1]:
-        return torch.zeros(3, dtype=dtype, device=norms.device)
-    lengths = torch.linalg.vector_norm(joint, dim=0)  # [U]
-    sound = (factors >= 0) & (factors < torch.inf) & (finite | (factors == 0))
-    within = lengths <= sensitivity * (1 + FACTOR_ROUNDING)  # False for NaN
-    return torch.stack([(~sound.all()).to(dtype), (~within.all()).to(dtype), lengths.max()])
+        return torch.zeros(2, dtype=dtype, device=norms.device)
+    return torch.stack(
+        [torch.linalg.vector_norm(joint, dim=0).max(), -factors.min().to(dtype)]
+    )  # NaN stays NaN
 
 
 def check_factors(clipping: Clipping, sensitivity: float, measured: list[Tensor]) -> None:
@@ -303,23 +296,23 @@ def check_factors(clipping: Clipping, sensitivity: float, measured: list[Tensor]
 
     Example:
         >>> flat, norms = FlatClipping(1.0), torch.tensor([[4.0]])
-        >>> check_factors(flat, 1.0, [measure(flat, 1.0, norms, torch.tensor([[0.25]]))])
-        >>> check_factors(flat, 1.0, [measure(flat, 1.0, norms, torch.tensor([[1.0]]))])
+        >>> check_factors(flat, 1.0, [measure(flat, norms, torch.tensor([[0.25]]))])
+        >>> check_factors(flat, 1.0, [measure(flat, norms, torch.tensor([[1.0]]))])
         Traceback (most recent call last):
         ...
         dpbam.errors.PlanViolationError: FlatClipping lets a unit through with norm 4, ...
     """
     if not measured:
         return
-    unsound, exceeding, largest = torch.stack(measured).amax(0).tolist()
+    largest, below_zero = torch.stack(measured).amax(0).tolist()
     name = type(clipping).__name__
-    if unsound:
+    if not math.isfinite(largest) or not below_zero <= 0:
         raise PlanViolationError(
             f"{name} returned a factor that is negative, not finite, or not 0 for a norm that is "
             "not finite: a factor is a finite number from 0 on, and a unit with NaN or infinity "
             "in it contributes nothing"
         )
-    if exceeding:
+    if largest > sensitivity * (1 + FACTOR_ROUNDING):
         raise PlanViolationError(
             f"{name} lets a unit through with norm {largest:.6g}, above its sensitivity "
             f"{sensitivity:g}, to which the noise is calibrated: factor times norm, over all "

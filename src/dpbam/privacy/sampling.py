@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -262,6 +263,7 @@ class BatchSizes:
         return self._n - 1, self._n, self._n + 1
 
 
+@lru_cache(maxsize=4096)  # sizes come again, and six incomplete beta functions take long
 def two_sided_tail(k: int, m: int, q: float) -> float:
     """Return 2 min(P[X <= k], P[X >= k]), at most 1, for X ~ Binomial(m, q) with 0 < q < 1."""
     from scipy.special import betainc
@@ -271,6 +273,7 @@ def two_sided_tail(k: int, m: int, q: float) -> float:
     return min(1.0, 2 * min(below, above))
 
 
+@lru_cache(maxsize=4096)
 def probability(k: int, m: int, q: float) -> float:
     """Return P[X = k] for X ~ Binomial(m, q) with 0 < q < 1."""
     if not 0 <= k <= m:
