@@ -1,7 +1,8 @@
-"""Lines by package: ``python tools/size.py [CHECKOUT]``.
+"""Lines by package: ``python tools/size.py [CHECKOUT]``; of an audit: ``tools/size.py audit``.
 
 Counts the lines of Python in each package of ``src/dpbam`` and in ``reproduce``, those of templates
-and scripts of our own, and the functions: how many, and their median length.
+and scripts of our own, and the functions: how many, and their median length. ``audit`` prints the
+table of docs/mechanism.md: what an auditor reads, in which order, and how many lines that is.
 """
 
 from __future__ import annotations
@@ -40,8 +41,72 @@ def bodies(root: Path) -> Iterator[int]:
                     yield (body[-1].end_lineno or 0) - body[0].lineno + 1
 
 
+#: What an auditor reads, in this order: a file of src/dpbam, and the names in it (none: all).
+AUDIT = {
+    "mechanism.py": "",
+    "scratch.py": "",
+    "joint_release.py": "StepStatistics check_counted",
+    "privacy/clipping.py": "Clipping StepClipping shield_norms measure check_factors _is_own_code "
+    "differs check_alone attributes_of portions check_groups",
+    "privacy/noise.py": "",
+    "privacy/randomness.py": "Randomness",
+    "privacy/plan.py": "PrivacyPlan.sampling_rate PrivacyPlan.charged_noise_multiplier "
+    "PrivacyPlan.noise_multiplier_at PrivacyPlan.charged_at PrivacyPlan.check_step "
+    "PrivacyPlan.check_before PrivacyPlan.check_resumed PrivacyPlan.sampler _factor",
+    "privacy/sampling.py": "",
+    "guard.py": "",
+    "oracle.py": "PrivateGradientOracle.backward PrivateGradientOracle._prepare "
+    "PrivateGradientOracle.release_before PrivateGradientOracle._terms "
+    "PrivateGradientOracle._settle PrivateGradientOracle._commit "
+    "PrivateGradientOracle._is_charged PrivateGradientOracle._hand_out "
+    "PrivateGradientOracle._write PrivateGradientOracle._explain",
+    "batches.py": "LogicalBatch",
+    "privacy/ledger.py": "",
+    "privacy/accounting.py": "total_epsilon joint_noise_multiplier _refine_epsilon "
+    "_is_out_of_reach _on_grid _without_lost _compose _step_loss _by_rdp _step_rdp",
+}
+
+
+def code_lines(path: Path, names: str) -> tuple[int, int]:
+    """Return the lines of the named functions and classes, and how many of them are code."""
+    text = path.read_text(encoding="utf-8")
+    tree, source = ast.parse(text), text.splitlines()
+    chosen: list[ast.AST] = [_find(tree, name) for name in names.split()] if names else [tree]
+    spans = [(n.lineno, n.end_lineno) if hasattr(n, "lineno") else (1, len(source)) for n in chosen]
+    inside = {k for first, last in spans for k in range(first, (last or first) + 1)}
+    prose = {k for k in inside if not source[k - 1].strip() or source[k - 1].strip()[0] == "#"}
+    for node in (n for root in chosen for n in ast.walk(root)):
+        body = getattr(node, "body", None)
+        first = body[0] if isinstance(body, list) and body else None
+        if isinstance(first, ast.Expr) and isinstance(getattr(first.value, "value", None), str):
+            prose |= set(range(first.lineno, (first.end_lineno or 0) + 1))
+    return len(inside), len(inside - prose)
+
+
+def _find(tree: ast.AST, name: str) -> ast.AST:
+    for part in name.split("."):
+        tree = next(n for n in getattr(tree, "body", []) if getattr(n, "name", None) == part)
+    return tree
+
+
+def audit_table(source: Path) -> str:
+    """Return the table of what an auditor reads."""
+    rows = ["| file | of it | lines | of code |", "|---|---|---:|---:|"]
+    total = [0, 0]
+    for file, names in AUDIT.items():
+        counts = code_lines(source / file, names)
+        total = [a + b for a, b in zip(total, counts, strict=True)]
+        shown = ", ".join(f"`{name.rpartition('.')[2]}`" for name in names.split()) or "all"
+        link = f"[`{file}`](../src/dpbam/{file})"
+        rows.append(f"| {link} | {shown} | {counts[0]:,} | {counts[1]:,} |")
+    return "\n".join([*rows, f"| {len(AUDIT)} files | | {total[0]:,} | {total[1]:,} |"])
+
+
 def main() -> None:
     """Print the table."""
+    if sys.argv[1:] == ["audit"]:
+        print(audit_table(Path(__file__).parents[1] / "src" / "dpbam"))
+        return
     checkout = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1]
     source = checkout / "src" / "dpbam"
     total = Counter({"src/dpbam": sum(lines(p) for p in source.rglob("*.py"))})

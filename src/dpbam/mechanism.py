@@ -31,8 +31,7 @@ line 2; after the charge nothing of the user's runs here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -57,11 +56,10 @@ from dpbam.params import (
 )
 from dpbam.privacy.clipping import StepClipping, portions
 from dpbam.privacy.ledger import Ledger
-from dpbam.privacy.noise import GaussianNoise, NoiseMechanism, Query
+from dpbam.privacy.noise import NoiseMechanism, Query
 from dpbam.privacy.plan import PrivacyPlan
-from dpbam.privacy.secure_noise import SecureGaussianNoise
+from dpbam.scratch import SumMemory, keeps_nothing
 
-_COPYING_NOISES = (GaussianNoise, SecureGaussianNoise)  # they keep neither sums nor results
 _GRADIENT, _COORDINATES, _STATISTICS = "gradient", "coordinates", "statistics/"
 
 
@@ -281,7 +279,7 @@ def add_noise(query: Query, terms: Terms) -> Params:
     )
     if query.divisor == 1:
         return noised
-    if type(terms.noise) in _COPYING_NOISES:  # its result is in memory of its own, used once
+    if keeps_nothing(terms.noise):  # its result is in memory of its own, used once
         torch._foreach_div_(list(noised.values()), float(query.divisor))
         return noised
     return elementwise(lambda s: s / query.divisor, noised)
@@ -374,83 +372,3 @@ def check_same_noise(ranks: Ranks, deviations: Mapping[str, float]) -> None:
                 f"rank {rank} adds noise of deviations {other} to the statistics, rank 0 of "
                 f"{leaders}: make the statistics with the same options on every rank"
             )
-
-
-class SumMemory:
-    """Memory that a step uses and the next one uses again, on a processor.
-
-    New memory is mapped page by page, which takes as long as the noise of a large model.
-
-    Guarantee: between two steps it holds zeros and parameters, never a sum without noise.
-
-    Assumptions: the noise mechanism keeps no reference; the memory of any other than the library's
-    is not used again.
-
-    Proof: :meth:`keep` zeroes it before the step is charged, and :meth:`take` lets go of it.
-    """
-
-    def __init__(self) -> None:
-        self._zeros: Params | None = None
-        self._theta: list[Tensor] = []  # as it was before the passes of a step
-
-    def take(self, theta: Mapping[str, Tensor]) -> Params:
-        """Return float64 zeros in the shapes of ``theta``."""
-        zeros, self._zeros = self._zeros or {}, None
-        kinds = [{n: (t.shape, t.device) for n, t in tree.items()} for tree in (zeros, theta)]
-        return zeros if kinds[0] == kinds[1] else sum_of_none(theta)
-
-    def keep(self, queries: Mapping[str, Query], noise: NoiseMechanism) -> None:
-        """Zero sums that have got their noise, and keep the memory of the gradient's."""
-        sums = [s for query in queries.values() for s in query.sums.values()]
-        if type(noise) not in _COPYING_NOISES or any(s.device.type != "cpu" for s in sums):
-            return
-        # now, not when it is used: a copy of the oracle, or a file that it is pickled into, would
-        # hold the sum without its noise
-        torch._foreach_zero_(sums)
-        self._zeros = dict(queries[_GRADIENT].sums) if _GRADIENT in queries else None
-
-    @contextmanager
-    def fixed(self, theta: Mapping[str, nn.Parameter]) -> Iterator[None]:
-        """Refuse a block that writes to theta, in whatever way, and undo what it wrote.
-
-        Guarantee: all passes of a step see the same parameters, and none leaves anything in them.
-
-        Assumptions: theta is not written to and restored within the block.
-
-        Proof: bit for bit, with a copy made before. torch counts in-place changes, which isolation
-        refuses, but not those through ``.data`` or NumPy.
-        """
-        parameters = [p.detach() for p in theta.values()]
-        if [_kind(c) for c in self._theta] != [_kind(p) for p in parameters]:
-            self._theta = [torch.empty_like(p) for p in parameters]
-        torch._foreach_copy_(self._theta, parameters)
-        try:
-            yield
-        finally:
-            unwritten = _same_bits(parameters, self._theta)
-            if not unwritten:
-                torch._foreach_copy_(parameters, self._theta)
-        if not unwritten:
-            raise PlanViolationError(
-                "a pass has written to the trained parameters, through .data or NumPy, so that a "
-                "unit could change what the others compute: the forward pass must only read them "
-                "(they are as they were before the step)"
-            )
-
-
-def _kind(t: Tensor) -> tuple[object, ...]:
-    return t.shape, t.dtype, t.device
-
-
-def _same_bits(tensors: list[Tensor], copies: list[Tensor]) -> bool:
-    """Whether all entries are the same bit for bit; NaN equals itself."""
-    pairs = [
-        [t.view(_INTEGERS[t.element_size()]) for t in pair]
-        for pair in zip(tensors, copies, strict=True)
-    ]
-    if all(t.device.type == "cpu" for t in tensors):
-        return all(torch.equal(now, before) for now, before in pairs)
-    return not torch.stack([(now != before).any() for now, before in pairs]).any()  # one wait
-
-
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

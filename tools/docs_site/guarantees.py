@@ -18,13 +18,13 @@ from typing import Any
 PARTS = ("Guarantee", "Assumptions", "Proof")
 #: The modules of the mechanism, in the order of a step.
 MODULES = {
-    "The mechanism": ("dpbam.mechanism", "dpbam.reference"),
-    "The oracle": ("dpbam.oracle", "dpbam.guard"),
+    "The mechanism": ("dpbam.mechanism", "dpbam.scratch", "dpbam.reference"),
+    "The oracle": ("dpbam.oracle", "dpbam.guard", "dpbam.assembly"),
     "The plan": ("dpbam.privacy.plan",),
     "Sampling": ("dpbam.privacy.sampling",),
     "Clipping": ("dpbam.privacy.clipping", "dpbam.contenders.clippings"),
     "Noise": ("dpbam.privacy.noise", "dpbam.privacy.secure_noise", "dpbam.privacy.randomness"),
-    "Joint release of statistics": ("dpbam.bias.release",),
+    "Joint release of statistics": ("dpbam.joint_release", "dpbam.bias.release"),
     "Ledger": ("dpbam.privacy.ledger", "dpbam.privacy.writer_lock"),
     "Accounting": (
         "dpbam.privacy.accounting", "dpbam.privacy.calibration", "dpbam.privacy.tradeoff",
@@ -35,7 +35,8 @@ MODULES = {
 #: Values, errors, and functions whose result no guarantee depends on.
 HELPERS = {
     "two_sided_tail", "probability", "check_unchanged", "check_same_watchers", "check_oracle",
-    "Admitted", "Attempt", "Step", "Released", "gather", "charge", "identify", "describe",
+    "Admitted", "Attempt", "Step", "Terms", "Released", "keeps_nothing", "attributes_of", "differs",
+    "Contributions", "JointRelease", "check_counted", "gather", "charge", "identify", "describe",
     "replace_quietly", "Query", "epoch_steps", "default_delta", "unclipped",
     "check_norm", "widest_dtype", "make_clipping", "make_noise", "ReleasedStatistics", "Charge",
     "checked",

@@ -49,7 +49,8 @@ PAGES = {
              "dpbam.training.trainer dpbam.tasks +dpbam.tasks.base +dpbam.tasks.scores "
              "+dpbam.tasks.single_label +dpbam.tasks.multi_label +dpbam.tasks.regression "
              "+dpbam.tasks.segmentation dpbam.training.adam_bc dpbam.training.averaging "
-             "dpbam.training.evaluation dpbam.observers dpbam.training.events "
+             "dpbam.training.evaluation dpbam.observers dpbam.joint_release dpbam.inspection "
+             "dpbam.training.events "
              "dpbam.engines.memory dpbam.loading"),
             ("Data", "Data sets and augmentation.", "dpbam.data dpbam.data.fetch"),
             ("Models", "Models, and repairs of models.", "dpbam.nn +dpbam.nn.freeze.freeze"),
