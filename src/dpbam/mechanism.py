@@ -31,7 +31,7 @@ line 2; after the charge nothing of the user's runs here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -134,6 +134,7 @@ class Step:
             again: units must not change it.
         lam: its lambda at this step.
         theta: the trained parameters.
+        frozen: the others.
         shift: what is added to theta for the whole batch (DP-SAT, DiSK): public; None: nothing.
         clipping: of this step, with its sensitivity C_t.
         statistics: of this step, which are released with the gradient; None: none.
@@ -149,6 +150,7 @@ class Step:
     method_state: tuple[str, Callable[[], str]]
     lam: float
     theta: Mapping[str, nn.Parameter]
+    frozen: Sequence[nn.Parameter]
     shift: Params | None
     clipping: StepClipping
     statistics: StepStatistics | None
@@ -228,7 +230,7 @@ def clipped_sums(step: Step) -> dict[str, Query]:
     if clipping.coordinates:
         coordinates = sum_of_none({"extra": torch.zeros(clipping.coordinates, device=device)})
     # theta + shift, which no pass may write to; theta again afterwards, in any case
-    with shifted(step.theta, step.shift), step.terms.memory.fixed(step.theta):
+    with shifted(step.theta, step.shift), step.terms.memory.fixed(step.theta, step.frozen):
         for physical in step.computation.physical(step.batch):  # whole units, this rank's
             directions = step.computation.directions(
                 physical, step.method, step.lam, plain=watch.wants_plain

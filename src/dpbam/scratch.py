@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -53,31 +53,36 @@ class SumMemory:
         self._zeros = dict(queries["gradient"].sums) if "gradient" in queries else None
 
     @contextmanager
-    def fixed(self, theta: Mapping[str, nn.Parameter]) -> Iterator[None]:
-        """Refuse a block that writes to theta, in whatever way, and undo what it wrote.
+    def fixed(
+        self, theta: Mapping[str, nn.Parameter], frozen: Sequence[nn.Parameter]
+    ) -> Iterator[None]:
+        """Refuse a block that writes to parameters, in whatever way, and restore theta.
 
         Guarantee: all passes of a step see the same parameters, and none leaves anything in them.
 
-        Assumptions: theta is not written to and restored within the block.
+        Assumptions: parameters are not written to and restored within the block; the sum of a
+        frozen parameter's bits changes with the parameter.
 
-        Proof: bit for bit, with a copy made before. torch counts in-place changes, which isolation
+        Proof: theta is compared bit for bit with a copy made before, and frozen parameters, which
+        may be large, by the sums of their bits. torch counts in-place changes, which isolation
         refuses, but not those through ``.data`` or NumPy.
         """
         parameters = [p.detach() for p in theta.values()]
         if [_kind(c) for c in self._theta] != [_kind(p) for p in parameters]:
             self._theta = [torch.empty_like(p) for p in parameters]
         torch._foreach_copy_(self._theta, parameters)
+        sums = _sums_of_bits(frozen)
         try:
             yield
         finally:
             unwritten = _same_bits(parameters, self._theta)
             if not unwritten:
                 torch._foreach_copy_(parameters, self._theta)
-        if not unwritten:
+        if not unwritten or _sums_of_bits(frozen) != sums:
             raise PlanViolationError(
-                "a pass has written to the trained parameters, through .data or NumPy, so that a "
-                "unit could change what the others compute: the forward pass must only read them "
-                "(they are as they were before the step)"
+                "a pass has written to parameters, through .data or NumPy, so that a unit could "
+                "change what the others compute: the forward pass must only read them (those that "
+                "are trained are as they were before the step)"
             )
 
 
@@ -87,13 +92,23 @@ def _kind(t: Tensor) -> tuple[object, ...]:
 
 def _same_bits(tensors: list[Tensor], copies: list[Tensor]) -> bool:
     """Whether all entries are the same bit for bit; NaN equals itself."""
-    pairs = [
-        [t.view(_INTEGERS[t.element_size()]) for t in pair]
-        for pair in zip(tensors, copies, strict=True)
-    ]
+    pairs = [[_bits(t) for t in pair] for pair in zip(tensors, copies, strict=True)]
     if all(t.device.type == "cpu" for t in tensors):
         return all(torch.equal(now, before) for now, before in pairs)
     return not torch.stack([(now != before).any() for now, before in pairs]).any()  # one wait
+
+
+def _sums_of_bits(tensors: Sequence[Tensor]) -> list[int]:
+    """Return the sum of each tensor's entries, read as whole numbers; it wraps at 2^64."""
+    sums = [_bits(t.detach()).sum(dtype=torch.int64) for t in tensors]
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for total in sums:
+        by_device.setdefault(total.device, []).append(total)
+    return [number for totals in by_device.values() for number in torch.stack(totals).tolist()]
+
+
+def _bits(t: Tensor) -> Tensor:
+    return t.view(_INTEGERS[t.element_size()])
 
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -14,7 +14,7 @@ PAGES = {
         [
             ("The private gradient oracle",
              "Everything private passes through `mechanism.private_step`, which the oracle calls.",
-             "dpbam.oracle dpbam.compute dpbam.guard dpbam.mechanism dpbam.reference "
+             "dpbam.oracle dpbam.compute dpbam.guard dpbam.assembly dpbam.scratch dpbam.mechanism dpbam.reference "
              "dpbam.batches dpbam.reading"),
             ("Methods", "What a sample's direction is.",
              "dpbam.methods dpbam.filters dpbam.params"),

@@ -91,10 +91,10 @@ def die_after_charging(config, out, step):
     """Start a run whose process dies when ``step`` is on the ledger and in no checkpoint."""
     real = PrivateGradientOracle._write
 
-    def write(self, released):
+    def write(self, released, parameters):
         if self.step == step + 1:
             raise RuntimeError("dead")
-        real(self, released)
+        real(self, released, parameters)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PrivateGradientOracle, "_write", write)
