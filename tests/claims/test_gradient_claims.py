@@ -280,8 +280,10 @@ class Writing(Method):
 def check_a_method_writes_nothing_into_the_model() -> None:
     model, (x, y) = smooth_net(), samples(3)
     before = flat(dict(model.named_parameters()))
+    # by the engine alone: the mechanism would restore what was written
+    oracle = sized_oracle(model, cross_entropy, private_plan(), Writing(), engine="loop")
     with contextlib.suppress(ValueError):
-        one_step(model, private_plan(), x, y, method=Writing(), engine="loop")
+        oracle.per_sample(x, y)
     assert torch.equal(before, flat(dict(model.named_parameters())))
 
 

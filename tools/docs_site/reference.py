@@ -13,8 +13,9 @@ PAGES = {
         "The oracle, the methods, the engines, and what several processes share.",
         [
             ("The private gradient oracle",
-             "Everything private passes through `mechanism.private_step`, which the oracle calls.",
-             "dpbam.oracle dpbam.compute dpbam.guard dpbam.assembly dpbam.scratch dpbam.mechanism dpbam.reference "
+             "Everything private passes through `mechanism.release`, which the oracle calls.",
+             "dpbam.oracle dpbam.compute dpbam.guard dpbam.assembly dpbam.mechanism dpbam.scratch "
+             "dpbam.reference "
              "dpbam.batches dpbam.reading"),
             ("Methods", "What a sample's direction is.",
              "dpbam.methods dpbam.filters dpbam.params"),
