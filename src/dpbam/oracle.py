@@ -28,7 +28,7 @@ from dpbam.guard import SAMPLINGS, Admitted, Guard, check_step_clipping
 from dpbam.inspection import Movement, PerSample
 from dpbam.joint_release import JointRelease, StepStatistics
 from dpbam.loading import PoissonBatches
-from dpbam.mechanism import Attempt, Released, Step, SumMemory, Terms, private_step, release
+from dpbam.mechanism import Attempt, Released, Step, Terms, private_step, release
 from dpbam.methods import DPSGD, History, Method, overrides, present
 from dpbam.observers import Observer, StepFacts, Watch
 from dpbam.params import Params, cast, copied, digest, shifted, trainable, zeros
@@ -40,6 +40,7 @@ from dpbam.privacy.randomness import Randomness, SecureRandomness
 from dpbam.privacy.sampling import PoissonSampler
 from dpbam.privacy.secure_noise import make_noise
 from dpbam.reference import reference_step
+from dpbam.scratch import SumMemory
 
 
 class PrivateGradientOracle:

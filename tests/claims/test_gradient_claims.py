@@ -19,9 +19,9 @@ from dpbam.engines.draws import KeyedDraws
 from dpbam.engines.fused import engine as fused_engine
 from dpbam.engines.state import Snapshot
 from dpbam.errors import PlanViolationError
-from dpbam.mechanism import SumMemory
 from dpbam.params import Params
 from dpbam.privacy.randomness import derive, keyed_uniform
+from dpbam.scratch import SumMemory
 from planting import Mistake, catches
 from support import (
     clip_and_sum,

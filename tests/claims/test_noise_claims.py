@@ -20,10 +20,10 @@ from dpbam import DPSGD, Compute, FlatClipping, PrivateGradientOracle, mechanism
 from dpbam.bias import PrivateStatistics
 from dpbam.errors import PlanViolationError
 from dpbam.joint_release import Contributions, StepStatistics
-from dpbam.mechanism import SumMemory
 from dpbam.privacy import noise as noise_module
 from dpbam.privacy.noise import GaussianNoise
 from dpbam.privacy.randomness import Randomness
+from dpbam.scratch import SumMemory
 from planting import Mistake, catches
 from support import (
     clipped_sum,
