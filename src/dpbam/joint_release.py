@@ -122,9 +122,9 @@ class StepStatistics:
         zeros = facts.zeros()
         self._sums = {
             name: doubled({f"statistics/{name}/{n}": z for n, z in zeros.items()})
-            if part.values is None
-            else {f"statistics/{name}": _sum_units(part.values)}
-            for name, part in self._ask(no_units(zeros, groups)).items()
+            if added.values is None
+            else {f"statistics/{name}": _sum_units(added.values)}
+            for name, added in self._ask(no_units(zeros, groups)).items()
         }
         self._exceeding: dict[str, list[Tensor]] = {name: [] for name in self._bounds}
         self._own_code = not type(statistics).__module__.startswith("dpbam.")
@@ -134,15 +134,15 @@ class StepStatistics:
     def add(self, batch: Observation) -> None:
         """Add what the units of one physical batch contribute."""
         parts = self._ask(batch)
-        for name, part in parts.items():
-            if part.values is not None:
-                self._measure(name, part.values)
-                self._add(name, {f"statistics/{name}": _sum_units(part.values)})
+        for name, added in parts.items():
+            if added.values is not None:
+                self._measure(name, added.values)
+                self._add(name, {f"statistics/{name}": _sum_units(added.values)})
                 continue
             # a unit whose norm is not finite has no multiple but 0
             norms = torch.where(batch.norms.isfinite(), batch.norms, torch.inf)
-            self._measure(name, torch.where(part.factors == 0, 0.0, part.factors * norms))
-            for portion, span in portions(part.factors):
+            self._measure(name, torch.where(added.factors == 0, 0.0, added.factors * norms))
+            for portion, span in portions(added.factors):
                 sums = batch.directions.weighted_sum(portion, span)
                 self._add(name, {f"statistics/{name}/{n}": s for n, s in sums.items()})
         if self._own_code and len(batch.ids) > 1:
@@ -176,11 +176,11 @@ class StepStatistics:
     def _compare(
         self, together: Mapping[str, Contributions], apart: Mapping[str, Contributions], k: int
     ) -> None:
-        for name, part in together.items():
-            if part.values is not None:
-                self._apart.append(differs(part.values[:, k::2], apart[name].values))
+        for name, added in together.items():
+            if added.values is not None:
+                self._apart.append(differs(added.values[:, k::2], apart[name].values))
             else:
-                self._apart.append(differs(part.factors[:, k::2], apart[name].factors))
+                self._apart.append(differs(added.factors[:, k::2], apart[name].factors))
 
     def queries(self) -> dict[str, Query]:
         """Return the sums with the deviation of their noise, or refuse the step."""
