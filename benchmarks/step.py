@@ -41,9 +41,8 @@ HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "engine.md"
 METHODS = ("dp-sgd", "bam", "bam-exact")
 OPACUS = [(f"opacus-{mode}", "dp-sgd") for mode in ("hooks", "functorch", "ghost")]
-ALL = [(engine, m) for engine in ("fused", "functional", "loop") for m in METHODS] + OPACUS
-SHOWN = [*((e, m) for e in ("fused", "functional") for m in METHODS), *OPACUS]
-FEW = {"loop": 2, "functional": 256, "opacus-hooks": 256, "opacus-functorch": 256}  # most rows
+ALL = [*(("fused", m) for m in METHODS), ("functional", "dp-sgd"), *OPACUS]
+FEW = {"functional": 256, "opacus-hooks": 256, "opacus-functorch": 256}  # most rows
 TURN = 0.02  # seconds
 SLOW = 12
 SOURCES = ("src/dpbam", "benchmarks/nets.py", "benchmarks/steps.py")
@@ -109,8 +108,8 @@ def measure(net: str, options: argparse.Namespace) -> list[Row]:
     rows = []
     for key, each in turns.items():
         whole = rows_of(key, net) == NETS[net].batch
-        count = counted(runs[key], private=key[0] in ("fused", "functional", "loop"))
-        heavy = key[0] == "loop" or each[0] > SLOW * turns[PLAIN][0]
+        count = counted(runs[key], private=key[0] in ("fused", "functional"))
+        heavy = each[0] > SLOW * turns[PLAIN][0]
         ratio = statistics.median(a / b for a, b in zip(each, turns[PLAIN], strict=False))
         rows.append({
             "net": net, "engine": key[0], "method": key[1], "ratio": round(ratio, 3),
@@ -159,7 +158,7 @@ def commit(*paths: str) -> str:
 
 
 def plot(rows: list[Row], path: Path) -> None:
-    private = [r for r in rows if r["engine"] not in ("plain", "loop")]
+    private = [r for r in rows if r["engine"] != "plain"]
     nets = dict.fromkeys(r["net"] for r in rows)
     panels = [bars(net, [r for r in private if r["net"] == net]) for net in nets]
     Figure("step", "Time of a private step", "", "public", panels).save(path)
@@ -181,12 +180,12 @@ def bars(net: str, mine: list[Row]) -> Panel:
 def markdown(rows: list[Row]) -> str:
     """Return the table: by net, the ratio to the plain step, and kernels over plain and reads."""
     by_key = {(r["net"], r["engine"], r["method"]): r for r in rows}
-    titles = [f"{engine.replace('opacus-', 'Opacus ')} {m}" for engine, m in SHOWN]
+    titles = [f"{engine.replace('opacus-', 'Opacus ')} {m}" for engine, m in ALL]
     titles = [t.removesuffix(" dp-sgd") if t.startswith("Opacus") else t for t in titles]
-    lines = ["| net, rows | plain | " + " | ".join(titles) + " |", "|---" * (2 + len(SHOWN)) + "|"]
+    lines = ["| net, rows | plain | " + " | ".join(titles) + " |", "|---" * (2 + len(ALL)) + "|"]
     for net in dict.fromkeys(r["net"] for r in rows):
         plain = by_key[net, *PLAIN]
-        cells = [cell(by_key.get((net, *key)), plain) for key in SHOWN]
+        cells = [cell(by_key.get((net, *key)), plain) for key in ALL]
         cells.insert(0, f"{1e3 * plain['seconds']:.3g} ms, {plain['kernels']}")
         lines.append(f"| {net}, {NETS[net].batch:,} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
