@@ -59,8 +59,9 @@ class Kernels(TorchDispatchMode):
         return False  # True would make torch import its compiler
 
     def __enter__(self) -> Kernels:
-        # sums are added by NumPy on a processor; what counts is what a device would do
-        params.on_processor, self._on_processor = lambda tree: False, params.on_processor
+        # On a processor NumPy adds the sums, and large operations run in slices that stay in its
+        # cache; what counts is what a device would do.
+        params.on_processor, self._on_processor = lambda tensors: False, params.on_processor
         for name in _TO_HOST:
             setattr(Tensor, name, self._counted(name, getattr(Tensor, name)))
         return super().__enter__()

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 from dpbam import _validate
 from dpbam.engines.base import PhysicalBatch
 from dpbam.errors import ArgumentError, PlanViolationError
-from dpbam.params import map_rows, rows, select_rows
+from dpbam.params import map_rows, rows, select_rows, tensors_in
 from dpbam.privacy.randomness import Randomness, derive
 
 Keys = Callable[[], Tensor]  # keys of rows, computed where a draw needs them
@@ -264,7 +264,7 @@ def within_reach(batch: Any) -> Any:
     not, by the shape of the whole batch; this rule depends on the unit alone. Infinity and the
     largest number stay: as inputs they are masks.
     """
-    leaves = [t for t in tree_leaves(batch) if isinstance(t, Tensor) and t.numel() and _reach(t)]
+    leaves = [t for t in tensors_in(batch) if t.numel() and _reach(t)]
     if not leaves:
         return batch
     ends = [end for t in leaves for end in torch.aminmax(t)]

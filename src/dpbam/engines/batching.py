@@ -29,7 +29,8 @@ from torch._C._functorch import (
 )
 from torch._functorch import vmap as _vmap
 from torch.autograd import Function
-from torch.utils._pytree import tree_map
+
+from dpbam.params import map_rows
 
 is_batched: Callable[[Tensor], bool] = is_batchedtensor
 is_wrapped: Callable[[Tensor], bool] = is_functorch_wrapped_tensor
@@ -99,7 +100,7 @@ def run_rows(function: Callable[[Any], Any], tensors: list[Tensor]) -> Any:
     level = _vmap_increment_nesting(rows, "error")
     try:
         result = function([_add_batch_dim(t, 0, level) for t in tensors])
-        return tree_map(lambda t: _remove_batch_dim(t, level, rows, 0), result)
+        return map_rows(lambda t: _remove_batch_dim(t, level, rows, 0), result)
     finally:
         _vmap_decrement_nesting()
 

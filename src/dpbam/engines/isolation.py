@@ -42,7 +42,6 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.nn.modules import module as _modules
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from dpbam.engines.attention_masks import explicit_masks
 from dpbam.engines.base import (
@@ -55,7 +54,7 @@ from dpbam.engines.base import (
 from dpbam.engines.batching import depth, is_wrapped, run_rows
 from dpbam.engines.generators import GlobalGenerators
 from dpbam.engines.state import Snapshot, snapshot_modules
-from dpbam.params import map_rows, modules_of
+from dpbam.params import map_rows, modules_of, tensors_in
 
 _PRINTING = {Tensor.__repr__, Tensor.__format__}
 _GRADIENTS = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
@@ -93,16 +92,12 @@ def over_rows(function: Callable[[Any], Any], tree: Any) -> Any:
 
     Random draws are refused: those of the model are keyed before they reach torch.
     """
-    leaves, spec = tree_flatten(tree)
-    indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
 
     def row(tensors: list[Tensor]) -> Any:
-        one = list(leaves)
-        for i, tensor in zip(indices, tensors, strict=True):
-            one[i] = tensor
-        return function(tree_unflatten(one, spec))
+        of_row = iter(tensors)
+        return function(map_rows(lambda _: next(of_row), tree))
 
-    return run_rows(row, [leaves[i] for i in indices])
+    return run_rows(row, tensors_in(tree))
 
 
 class Selective(AbstractContextManager[Any], Protocol):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from dpbam import params
 from dpbam.engines.base import PhysicalBatch
 from dpbam.params import accumulation_dtype
 
@@ -48,7 +49,9 @@ def per_unit(factors: Tensor, values: Tensor) -> Tensor:
 
 
 def cached_slices(x: Tensor) -> list[slice]:
-    """Return slices of the first axis that stay in the processor's cache."""
+    """Return slices of the first axis that stay in the processor's cache; elsewhere one slice."""
+    if not params.on_processor([x]):
+        return [slice(0, x.shape[0])]
     rows = max(1, _CACHED // max(1, x.shape[1:].numel()))
     return [slice(i, i + rows) for i in range(0, x.shape[0], rows)]
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from dpbam import params
 from dpbam.engines.fused.bilinear import Layer, Pair
 from dpbam.engines.fused.fold import per_unit
 
@@ -81,7 +82,7 @@ def frobenius(left: Tensor, right: Tensor) -> Tensor:
     As sums of products, which are faster and more accurate than products of matrices with one row;
     some units at a time, so that the products stay in the processor's cache.
     """
-    count = -(-left.numel() // _CACHED)
+    count = -(-left.numel() // _CACHED) if params.on_processor([left]) else 1
     if count <= 1:
         product: Tensor = torch.linalg.vecdot(left.flatten(1), right.flatten(1))
         return product

@@ -189,10 +189,7 @@ class Capture(TorchFunctionMode):
             return RULES[call.func](self, call) if ruled else call.run()
         if not varying:
             return self._derive(call)
-        return self._use(call, constant=constant)
-
-    def _use(self, call: Call, *, constant: bool = False) -> Any:
-        """Run a call that takes a parameter and the row; a constant one moves, without a use."""
+        # a constant one moves, without a use
         rule = self._generic if constant else RULES.get(call.func, self._generic)
         return rule(self, call)
 
@@ -202,7 +199,8 @@ class Capture(TorchFunctionMode):
         """Return the result as weights: D = s(theta)."""
         if call.func in LOOKUPS:  # constant indices: as if each row had looked them up
             args, kwargs = tree_map(self._repeat, (call.args, call.kwargs))
-            return self._use(Call(call.func, args, kwargs))
+            rule = RULES.get(call.func, self._generic)
+            return rule(self, Call(call.func, args, kwargs))
         out = call.run()
         if call.func in _ALIASES and self.weight(call.args[0]).func is not None:  # type: ignore[union-attr]
             raise UnsupportedModelError(
