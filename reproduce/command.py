@@ -247,7 +247,7 @@ def _show(result: Outcome) -> None:
 
 
 def _show_costs(recipes: list[Recipe], out: Path, seeds: int | None) -> None:
-    """Print a table per recipe: runs, steps, sigma, passes, memory, FLOPs and time."""
+    """Print a table per recipe: runs, steps, sigma, memory, and time here and on a GPU."""
     from dpbam.app.runs.timing import duration
     from reproduce.cost import GPU, recipe_costs
 
@@ -255,24 +255,24 @@ def _show_costs(recipes: list[Recipe], out: Path, seeds: int | None) -> None:
     for recipe in recipes:
         costs = recipe_costs(recipe, out, seeds)
         rows = [
-            (c.name, f"{c.done}/{c.asked}", c.steps, number(c.noise_multiplier), f"{c.passes:.3g}",
-             f"{c.step.bytes / _GIB:.2g} GiB, {c.step.rows}", f"{c.flops:.2g}",
-             duration(c.step.seconds * c.steps), f"{c.gpu_hours:.2g} h")
+            (c.name, f"{c.done}/{c.asked}", c.steps, number(c.noise_multiplier),
+             f"{max(0.01, c.step.bytes / _GIB):.2f} GiB", duration(c.step.seconds * c.steps),
+             f"{max(0.01, c.gpu_hours):.2f} h")
             for c in costs
         ]  # fmt: skip
-        header = ("run", "done", "steps", "sigma", "passes", "memory, rows", "FLOPs", "here", "GPU")
+        header = ("run", "done", "steps", "sigma", "memory", "here", "GPU")
         screen.print(table(header, rows, title=f"{recipe.scale} {recipe.name}: {recipe.title}"))
         hours += sum(c.gpu_hours_left for c in costs)
         seconds += sum(c.seconds_left for c in costs)
     missing = "nothing"
     if seconds:
         missing = (
-            f"{duration(seconds)} on this machine, one run after the other, or {hours:.3g} GPU "
-            f"hours on {GPU}"
+            f"{duration(seconds)} on this machine, one run after the other, or "
+            f"{max(0.01, hours):.2f} GPU hours on {GPU}"
         )
     screen.print(
-        f"Missing: {missing}. Passes: images forward and backward in a run. Memory: for that many "
-        "rows at once. FLOPs and the time here: of a step on blank images, scaled to a run.",
+        f"Missing: {missing}. Times are of one run: of steps on blank images, scaled to a run. "
+        "Memory is that of a step.",
         markup=False, soft_wrap=True,
     )  # fmt: skip
 

@@ -10,9 +10,10 @@ from dpbam.app.compare.statistics import LEVEL
 from dpbam.app.runs import RunRecord
 from reproduce.outcome import Outcome, Study, TextTable, difference_of, mean_of, points
 from reproduce.results_page import section
-from reproduce.rival_trials import COMBINED, best, by_contender
 
 BASELINE = "dp-sgd"
+COMBINED = "bam-"  # begins the name of BAM combined with a contender
+Trial = Mapping[str, Any]
 LABELS = {
     "dp-sgd": "DP-SGD",
     "dp-sat": "DP-SAT",
@@ -106,6 +107,22 @@ def whole(study: Study) -> dict[str, dict[int, RunRecord]]:
 
 def ranked(arms: Mapping[str, Mapping[int, RunRecord]]) -> list[str]:
     return sorted(arms, key=lambda arm: -mean_of(arms[arm]).mean)
+
+
+def by_contender(study: Study) -> tuple[dict[str, list[Trial]], dict[str, list[float]]]:
+    """Return the trials of each contender, called CONTENDER-NUMBER, and their accuracies."""
+    trials: dict[str, list[Trial]] = {}
+    accuracies: dict[str, list[float]] = {}
+    for arm, by_seed in study.arms().items():
+        name = arm.rpartition("-")[0]
+        trials.setdefault(name, []).append(study.recipe.arms[arm])
+        accuracies.setdefault(name, []).append(mean_of(by_seed).mean)
+    return trials, accuracies
+
+
+def best(accuracies: Sequence[float]) -> int:
+    """Return the place of the largest, the first of equal ones."""
+    return max(range(len(accuracies)), key=lambda k: accuracies[k])
 
 
 def best_trials(trials: Study) -> dict[str, str]:

@@ -69,13 +69,6 @@ def cifar10_8x8_imbalanced(split: str) -> DataSet:
     return dataset if split == "test" else _thinned(dataset)
 
 
-@cache
-def cifar10_8x8_imbalanced_tuning(split: str) -> DataSet:
-    """Return the training set of :func:`cifar10_8x8_tuning`, thinned; its test set is not."""
-    dataset = cifar10_8x8_tuning(split)
-    return dataset if split == "test" else _thinned(dataset)
-
-
 def _thinned(dataset: DataSet) -> DataSet:
     """Keep the first half of the records of each rare class, and all records of the others."""
     labels = np.asarray(dataset.labels)

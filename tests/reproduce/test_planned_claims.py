@@ -101,3 +101,24 @@ def test_the_rule_says_what_the_planned_studies_found():
         if claim.text == "DP-SGD, averaged weights, rare classes: C 6 is more accurate than C 1"
     ]
     assert clip_less == ["reproduced"]
+
+
+def test_the_page_on_bias_says_what_the_runs_nearest_to_figure_2_show():
+    """The sentences of docs/bias.md, "What we found", against the committed records."""
+    result = outcome("fig2", "desk", RESULTS)
+    verdicts = {claim.text: claim.verdict for claim in result.claims}
+    assert verdicts["resnet9, bam-0.02: BAM has less bias than DP-SGD"] == "reproduced"
+    assert verdicts["resnet9, bam-0.02: and it is more accurate than DP-SGD"] == "not reproduced"
+    assert verdicts["resnet9, bam-0.005: and it is more accurate than DP-SGD"] == "inconclusive"
+    assert verdicts["resnet9: DP-SAT has the same bias as DP-SGD, to within 10%"] in (
+        "reproduced", "inconclusive"
+    )  # fmt: skip
+    table = result.tables[-1]
+    rows = {row[0]: dict(zip(table.header, row, strict=True)) for row in table.rows}
+    length = {arm: float(row["bias"]) for arm, row in rows.items()}
+    assert length["bam-0.02"] < length["bam-0.005"] < length["dp-sgd"]
+    assert 0.2 < length["bam-0.02"] / length["dp-sgd"] < 0.4  # a third
+    for row in rows.values():
+        assert float(row["bias / gradient"]) > 0.95
+        assert float(row["length's share"]) > 0.99
+        assert float(row["cosine with noise"]) < 0.1

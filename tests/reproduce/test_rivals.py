@@ -11,8 +11,8 @@ from reproduce.index import outcome
 from reproduce.outcome import Study
 from reproduce.recipes import load_recipe
 from reproduce.records import finished
-from reproduce.rival_trials import TRIALS, by_contender, combined, following
-from reproduce.rivals import LABELS, best_trials, bias_methods, page, ranked, whole
+from reproduce.rivals import LABELS, best_trials, bias_methods, by_contender, page, ranked, whole
+from tests.reproduce.rival_rule import TRIALS, combined, following
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "reproduce" / "results"

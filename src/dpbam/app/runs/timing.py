@@ -128,6 +128,8 @@ def duration(seconds: float) -> str:
     Example:
         >>> duration(0.4), duration(47), duration(400), duration(9000), duration(400_000)
         ('5 s', '50 s', '7 min', '2.5 h', '4.6 days')
+        >>> duration(2e7)
+        '230 days'
     """
     if seconds < 5:
         return "5 s"
@@ -135,4 +137,7 @@ def duration(seconds: float) -> str:
         return f"{math.ceil(seconds / 10) * 10} s"
     if seconds < 90 * 60:
         return f"{math.ceil(seconds / 60)} min"
-    return f"{seconds / 3600:.2g} h" if seconds < 48 * 3600 else f"{seconds / 86_400:.2g} days"
+    if seconds < 48 * 3600:
+        return f"{seconds / 3600:.2g} h"
+    days = float(f"{seconds / 86_400:.2g}")
+    return f"{days:g} days"
