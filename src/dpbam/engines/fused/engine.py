@@ -40,7 +40,7 @@ from dpbam.engines.fused.uses import Flow
 from dpbam.engines.isolation import Isolation, Isolator, alone, over_rows, row_loss
 from dpbam.engines.precision import full_precision
 from dpbam.methods import Ascended, Method, form_of
-from dpbam.params import trainable_in
+from dpbam.params import trainable, trainable_in
 
 _ANY_KERNEL = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 
@@ -77,7 +77,8 @@ class FusedEngine:
     ) -> None:
         self._model, self._loss, self._limit = model, loss, memory_limit
         self._clipping_groups, self._isolator = groups, Isolator(model, loss)
-        self._parameters: dict[str, Tensor] = {}
+        # what a module can reach must not change in its first pass; Lightning's reach the oracle
+        self._parameters: dict[str, Tensor] = dict(trainable(model))
 
     def directions(
         self, batch: PhysicalBatch, method: Method, lam: float, *, plain: bool = False
