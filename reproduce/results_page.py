@@ -54,11 +54,11 @@ _DETAILS = """\
 | [methods compared](../reproduce/pages/bias-methods.md) | other methods against clipping bias |
 | [reproducing](reproduce.md) | the commands, and recipes of your own |
 
-This page and its details are written by `python -m reproduce all --docs docs` from the records in
-`reproduce/results`, one line per finished run. Nothing is edited by hand, and a test generates
-them again and compares. CIFAR-100 and ImageNet32 were not trained: the recipes for the paper's own
-size are in `reproduce/recipes/full`; `python -m reproduce table1 --scale full --dry-run` says what
-they take.
+`python -m reproduce all --only-report --docs docs` writes this page and its details from the
+records in `reproduce/results`, one line per finished run. Nothing is edited by hand: a test
+generates them again and compares. CIFAR-100 and ImageNet32 were not trained. The recipes for the
+paper's own size are in `reproduce/recipes/full`, and `python -m reproduce table1 --scale full
+--dry-run` prints what they take.
 """
 _SCALES = {
     "full": """\
@@ -173,16 +173,17 @@ def _of_scale(scale: str, outcomes: Outcomes) -> str:
     parts = [_SCALES[scale]]
     if empty:
         parts.append(f"No record yet: {', '.join(empty)}.\n")
+    folder = f"{scale}/" if scale in PICTURED else None
+    parts += [section(one, folder, scale) for one in reported]
     if any(one.claims for one in reported):
         parts.append(_verdicts({one.name: list(one.claims) for one in reported}))
-    folder = f"{scale}/" if scale in PICTURED else None
-    return "\n".join([*parts, *(section(one, folder, scale) for one in reported)])
+    return "\n".join(parts)
 
 
 def _verdicts(claims: Mapping[str, list[Claim]]) -> str:
     count = count_verdicts(claims)
     total = ", ".join(f"{number} {verdict}" for verdict, number in count.items())
-    return f"## Verdicts\nOf {sum(count.values())} claims: {total}.\n\n{claims_table(claims)}\n"
+    return f"## All verdicts\nOf {sum(count.values())} claims: {total}.\n\n{claims_table(claims)}\n"
 
 
 def claims_table(claims: Mapping[str, list[Claim]]) -> str:
