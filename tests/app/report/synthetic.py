@@ -14,7 +14,7 @@ from dpbam.app.runs import RunConfig
 from dpbam.app.runs.documents import Statement
 from tests.results import run_facts
 
-#: figures of other tasks than single-label: test_task_figures.py has their runs
+#: figures of other tasks than single-label: test_figures.py has their runs
 TASK_FIGURES = ("roc", "predicted")
 CLASSES = ("heron", "walrus", "yacht")
 SECRET = 0.123454321  # a training loss that must not leave the operator's page
