@@ -286,7 +286,8 @@ class _Session:
             self.reporter.on_non_private_note(note)
         for warning in prepared.warnings:
             self.reporter.on_non_private_warning(warning)
-        self.reporter.on_message(prepared.evaluated_on)
+        if step == 0:
+            self.reporter.on_message(prepared.evaluated_on)
         for line in prepared.chosen:
             self.reporter.on_message(line)
         self._watch_features()
