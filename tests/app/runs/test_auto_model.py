@@ -441,10 +441,11 @@ def test_features_that_take_long_are_reported(config, tmp_path, monkeypatch):
     ],
 )
 def test_the_command_takes_auto_unless_a_model_is_asked_for(flags, model):
-    assert run_config(None, flags, default=with_default_model).model == model
+    settings = {"data": "digits", **flags}
+    assert run_config(None, settings, default=with_default_model).model == model
 
 
 def test_a_file_that_names_a_model_keeps_it(tmp_path):
-    (tmp_path / "run.toml").write_text('model = "mlp"')
+    (tmp_path / "run.toml").write_text('data = "digits"\nmodel = "mlp"')
     config = run_config(tmp_path / "run.toml", {"epsilon": 3.0}, default=with_default_model)
     assert config.model == "mlp"
