@@ -46,6 +46,7 @@ AUDIT = {
     "mechanism.py": "",
     "scratch.py": "",
     "joint_release.py": "StepStatistics check_counted",
+    "params.py": "shifted restored add_into sum_of_none separated",
     "privacy/clipping.py": "Clipping StepClipping shield_norms measure check_factors _is_own_code "
     "differs check_alone attributes_of portions check_groups",
     "privacy/noise.py": "",
@@ -57,9 +58,11 @@ AUDIT = {
     "guard.py": "",
     "oracle.py": "PrivateGradientOracle.backward PrivateGradientOracle._prepare "
     "PrivateGradientOracle.release_before PrivateGradientOracle._terms "
+    "PrivateGradientOracle._present PrivateGradientOracle._gradient_for_ascent "
     "PrivateGradientOracle._settle PrivateGradientOracle._commit "
     "PrivateGradientOracle._is_charged PrivateGradientOracle._hand_out "
     "PrivateGradientOracle._write PrivateGradientOracle._explain",
+    "loading.py": "PoissonBatches._samples",
     "batches.py": "LogicalBatch",
     "privacy/ledger.py": "",
     "privacy/accounting.py": "total_epsilon joint_noise_multiplier _refine_epsilon "

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpbam import Compute, PrivateGradientOracle, mechanism
+from dpbam import Compute, PrivateGradientOracle, mechanism, scratch
 from dpbam.catalogue import CLIPPINGS
 from dpbam.privacy import secure_noise
 from dpbam.privacy.clipping import ROUNDING
@@ -190,7 +190,7 @@ def rounded_first(original):
 
 MISTAKES = {
     "physical batches added in float32": Mistake(
-        check_many_physical_batches, mechanism, "sum_of_none", in_float32
+        check_many_physical_batches, scratch, "sum_of_none", in_float32
     ),
     "65,536 units added in float32": Mistake(
         check_one_physical_batch, mechanism, "portions", in_one_portion
