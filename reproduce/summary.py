@@ -142,7 +142,9 @@ def _planned(claims: Sequence[Claim]) -> list[str]:
 def _gained(claims: Sequence[Claim], reading: str) -> str:
     """Count and name the studies in which a gain was shown by a reading."""
     shown = [c for c in claims if c.reading == reading and c.verdict == "reproduced"]
-    names = "; ".join(f"{claim.headline}: {claim.interval()}" for claim in shown)
+    names = "; ".join(
+        f"{claim.headline}: {claim.interval()}, {claim.difference.count} pairs" for claim in shown
+    )
     return f"{len(shown)} ({names})" if shown else "none"
 
 
