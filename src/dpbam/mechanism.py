@@ -279,7 +279,7 @@ def add_noise(query: Query, terms: Terms) -> Params:
     noised = terms.noise.add(
         sums, query.std, terms.number, stream=query.stream, start=query.start + start
     )
-    if query.divisor == 1:
+    if query.divisor == 1 or not noised:  # a rank may have no coordinate
         return noised
     if keeps_nothing(terms.noise):  # its result is in memory of its own, used once
         torch._foreach_div_(list(noised.values()), float(query.divisor))

@@ -28,14 +28,9 @@ HALF = (torch.float16, torch.bfloat16)
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that require a gradient, by name."""
-    return trainable_in(modules_of(model))
-
-
-def trainable_in(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, nn.Parameter]:
-    """Return the parameters of these modules that require a gradient, by name."""
     parameters: dict[str, nn.Parameter] = {}
     seen: set[int] = set()  # a tied parameter has its first name; by id, as a tensor's hash is slow
-    for path, module in modules:
+    for path, module in modules_of(model):
         for key, parameter in module._parameters.items():
             if parameter is None or not parameter.requires_grad or id(parameter) in seen:
                 continue

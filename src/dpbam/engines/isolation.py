@@ -31,7 +31,7 @@ from __future__ import annotations
 import gc
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol, TypeVar
 
@@ -110,14 +110,10 @@ class Isolation(TorchFunctionMode):
     """Refuse calls for which isolation cannot be shown, as the only mode around the model.
 
     Enter :meth:`around` in every row function of one vmapped pass.
-
-    Attributes:
-        modules: of the model, with their paths, as they are before the pass.
     """
 
-    def __init__(self, modules: Sequence[tuple[str, nn.Module]] = ()) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.modules = modules
         self._depth = 0
         self._last: TorchFunctionMode | None = None
         self._selective: tuple[Selective, ...] = ()
@@ -278,7 +274,7 @@ class Isolator:
         since = _collections()
         try:
             with disable_saved_tensors_hooks(_NO_HOOKS), explicit_masks(model):
-                result = passes(Isolation(modules))
+                result = passes(Isolation())
         except BaseException as error:  # the next engine must not read what this pass left
             _forget_frames(error)
             _check(model, state, since)

@@ -40,7 +40,7 @@ from dpbam.engines.fused.uses import Flow
 from dpbam.engines.isolation import Isolation, Isolator, alone, over_rows, row_loss
 from dpbam.engines.precision import full_precision
 from dpbam.methods import Ascended, Method, form_of
-from dpbam.params import trainable, trainable_in
+from dpbam.params import trainable
 
 _ANY_KERNEL = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 
@@ -77,13 +77,14 @@ class FusedEngine:
     ) -> None:
         self._model, self._loss, self._limit = model, loss, memory_limit
         self._clipping_groups, self._isolator = groups, Isolator(model, loss)
-        # what a module can reach must not change in its first pass; Lightning's reach the oracle
-        self._parameters: dict[str, Tensor] = dict(trainable(model))
+        self._parameters: dict[str, Tensor] = {}
 
     def directions(
         self, batch: PhysicalBatch, method: Method, lam: float, *, plain: bool = False
     ) -> FusedDirections:
         """Return the directions of every unit, factored."""
+        # before the snapshot of what a pass must not change: Lightning's modules reach the oracle
+        self._parameters = dict(trainable(self._model))
         form = form_of(method, lam)
         if form is None:
             raise UnsupportedModelError(
@@ -92,7 +93,6 @@ class FusedEngine:
             )
 
         def run(watch: Isolation) -> FusedDirections:
-            self._parameters = dict(trainable_in(watch.modules))
             if isinstance(form, Ascended):
                 return self._ascend(batch, form.step, watch, plain=plain)
             if form.penalty > 0:
