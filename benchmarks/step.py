@@ -198,7 +198,7 @@ def cell(row: Row | None, plain: Row) -> str:
     if row["kernels"] is None:
         return ratio
     kernels = row["kernels"] / plain["kernels"]
-    return f"{ratio} ({kernels:.2g}, {row['reads']})"
+    return f"{ratio} ({kernels:.{1 if kernels < 9.95 else 0}f}, {row['reads']})"
 
 
 def write_page(rows: list[Row]) -> None:
