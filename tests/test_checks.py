@@ -177,7 +177,7 @@ def test_the_librarys_clippings_pass(make: Callable[[float], Clipping], dtype: t
 
 def check(clipping: Clipping, norms: Tensor, factors: Tensor) -> None:
     bound = clipping.sensitivity
-    check_factors(clipping, bound, [measure(clipping, norms, factors)])
+    check_factors(clipping, bound, [measure(clipping, norms, factors).tolist()])
 
 
 @pytest.mark.parametrize(
@@ -203,9 +203,9 @@ def test_factors_beyond_the_sensitivity_are_refused(norms, factors, words) -> No
 @pytest.mark.parametrize("place", range(3))
 def test_one_physical_batch_beyond_the_sensitivity_is_enough_to_refuse(place: int) -> None:
     flat = FlatClipping(1.0)
-    measured = [measure(flat, norms_of([0.5]), norms_of([1.0])) for _ in range(3)]
+    measured = [measure(flat, norms_of([0.5]), norms_of([1.0])).tolist() for _ in range(3)]
     check_factors(flat, 1.0, measured)
-    measured[place] = measure(flat, norms_of([0.5, 4.0]), norms_of([1.0, 1.0]))
+    measured[place] = measure(flat, norms_of([0.5, 4.0]), norms_of([1.0, 1.0])).tolist()
     with pytest.raises(PlanViolationError, match="with norm 4, above"):
         check_factors(flat, 1.0, measured)
 

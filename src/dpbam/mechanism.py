@@ -58,7 +58,7 @@ from dpbam.privacy.clipping import StepClipping, portions
 from dpbam.privacy.ledger import Ledger
 from dpbam.privacy.noise import NoiseMechanism, Query
 from dpbam.privacy.plan import PrivacyPlan
-from dpbam.scratch import SumMemory, keeps_nothing
+from dpbam.scratch import SumMemory, check_unwritten, keeps_nothing
 
 _GRADIENT, _COORDINATES, _STATISTICS = "gradient", "coordinates", "statistics/"
 
@@ -230,7 +230,8 @@ def clipped_sums(step: Step) -> dict[str, Query]:
     if clipping.coordinates:
         coordinates = sum_of_none({"extra": torch.zeros(clipping.coordinates, device=device)})
     # theta + shift, which no pass may write to; theta again afterwards, in any case
-    with shifted(step.theta, step.shift), step.terms.memory.fixed(step.theta, step.frozen):
+    unwritten = step.terms.memory.fixed(step.theta, step.frozen)
+    with shifted(step.theta, step.shift), unwritten as changed:
         for physical in step.computation.physical(step.batch):  # whole units, this rank's
             directions = step.computation.directions(
                 physical, step.method, step.lam, plain=watch.wants_plain
@@ -249,7 +250,10 @@ def clipped_sums(step: Step) -> dict[str, Query]:
             watch.observe(batch)
             if statistics is not None:
                 statistics.add(batch.copy())
-    clipping.verify()  # a refusal discards the sums
+        # a refusal discards the sums; what the device knows is read in one wait
+        *measured, is_changed = torch.cat([clipping.measured(), changed().view(1)]).tolist()
+        check_unwritten(is_changed)
+        clipping.verify(measured)
     check_method_state(step)
     watch.copy_sum(gradient)
     # sigma_t C_t; a plan without noise may have no clip, so that C_t is infinite

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -12,6 +12,8 @@ from dpbam.errors import PlanViolationError
 from dpbam.params import Params, sum_of_none
 from dpbam.privacy.noise import GaussianNoise, NoiseMechanism, Query
 from dpbam.privacy.secure_noise import SecureGaussianNoise
+
+Kind = tuple[torch.dtype, torch.device]
 
 
 def keeps_nothing(noise: NoiseMechanism) -> bool:
@@ -34,7 +36,9 @@ class SumMemory:
 
     def __init__(self) -> None:
         self._zeros: Params | None = None
-        self._theta: list[Tensor] = []  # as it was before the passes of a step
+        # the bits of theta before and after the passes of a step
+        self._before: dict[Kind, Tensor] = {}
+        self._after: dict[Kind, Tensor] = {}
 
     def take(self, theta: Mapping[str, Tensor]) -> Params:
         """Return float64 zeros in the shapes of ``theta``."""
@@ -55,10 +59,13 @@ class SumMemory:
     @contextmanager
     def fixed(
         self, theta: Mapping[str, nn.Parameter], frozen: Sequence[nn.Parameter]
-    ) -> Iterator[None]:
-        """Refuse a block that writes to parameters, in whatever way, and restore theta.
+    ) -> Iterator[Callable[[], Tensor]]:
+        """Recognise a block that writes to parameters, in whatever way; restore theta if it fails.
 
-        Guarantee: all passes of a step see the same parameters, and none leaves anything in them.
+        Yields a function that returns, on the device, a scalar: whether a parameter has changed.
+
+        Guarantee: all passes of a step see the same parameters, and none leaves anything in them,
+        if the block raises where the scalar is not 0.
 
         Assumptions: parameters are not written to and restored within the block; the sum of a
         frozen parameter's bits changes with the parameter.
@@ -68,47 +75,58 @@ class SumMemory:
         refuses, but not those through ``.data`` or NumPy.
         """
         parameters = [p.detach() for p in theta.values()]
-        if [_kind(c) for c in self._theta] != [_kind(p) for p in parameters]:
-            self._theta = [torch.empty_like(p) for p in parameters]
-        torch._foreach_copy_(self._theta, parameters)
+        self._before = before = _flat_bits(parameters, self._before)
         sums = _sums_of_bits(frozen)
+
+        def changed() -> Tensor:
+            self._after = after = _flat_bits(parameters, self._after)
+            changes = [(after[kind] != before[kind]).any() for kind in before]
+            changes += [now != then for now, then in zip(_sums_of_bits(frozen), sums, strict=True)]
+            return torch.stack([c.to(parameters[0].device) for c in changes]).any()
+
         try:
-            yield
-        finally:
-            unwritten = _same_bits(parameters, self._theta)
-            if not unwritten:
-                torch._foreach_copy_(parameters, self._theta)
-        if not unwritten or _sums_of_bits(frozen) != sums:
-            raise PlanViolationError(
-                "a pass has written to parameters, through .data or NumPy, so that a unit could "
-                "change what the others compute: the forward pass must only read them (those that "
-                "are trained are as they were before the step)"
-            )
+            yield changed
+        except BaseException:
+            for kind, bits in before.items():
+                members = [p for p in parameters if _kind(p) == kind]
+                pieces = torch.split(bits, [p.numel() for p in members])
+                for p, piece in zip(members, pieces, strict=True):
+                    p.copy_(piece.view(p.dtype).view(p.shape))
+            raise
 
 
-def _kind(t: Tensor) -> tuple[object, ...]:
-    return t.shape, t.dtype, t.device
+def check_unwritten(changed: float) -> None:
+    """Refuse a step whose passes have changed parameters."""
+    if changed:
+        raise PlanViolationError(
+            "a pass has written to parameters, through .data or NumPy, so that a unit could "
+            "change what the others compute: the forward pass must only read them (those that "
+            "are trained are as they were before the step)"
+        )
 
 
-def _same_bits(tensors: list[Tensor], copies: list[Tensor]) -> bool:
-    """Whether all entries are the same bit for bit; NaN equals itself."""
-    pairs = [[_bits(t) for t in pair] for pair in zip(tensors, copies, strict=True)]
-    if all(t.device.type == "cpu" for t in tensors):
-        return all(torch.equal(now, before) for now, before in pairs)
-    return not torch.stack([(now != before).any() for now, before in pairs]).any()  # one wait
+def _kind(t: Tensor) -> Kind:
+    return t.dtype, t.device
 
 
-def _sums_of_bits(tensors: Sequence[Tensor]) -> list[int]:
+def _flat_bits(tensors: Sequence[Tensor], memory: dict[Kind, Tensor]) -> dict[Kind, Tensor]:
+    """Join the bits of all tensors of a kind, in one operation, into the memory if that fits."""
+    joined = {}
+    for kind in dict.fromkeys(map(_kind, tensors)):
+        bits = [_bits(t).reshape(-1) for t in tensors if _kind(t) == kind]
+        out = memory.get(kind)
+        fits = out is not None and out.numel() == sum(b.numel() for b in bits)
+        joined[kind] = torch.cat(bits, out=out) if fits else torch.cat(bits)
+    return joined
+
+
+def _sums_of_bits(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the sum of each tensor's entries, read as whole numbers; it wraps at 2^64."""
-    sums = [_bits(t.detach()).sum(dtype=torch.int64) for t in tensors]
-    by_device: dict[torch.device, list[Tensor]] = {}
-    for total in sums:
-        by_device.setdefault(total.device, []).append(total)
-    return [number for totals in by_device.values() for number in torch.stack(totals).tolist()]
+    return [_bits(t.detach()).sum(dtype=torch.int64) for t in tensors]
 
 
 def _bits(t: Tensor) -> Tensor:
-    return t.view(_INTEGERS[t.element_size()])
+    return t.contiguous().view(_INTEGERS[t.element_size()])
 
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -143,6 +143,7 @@ PROMISES = (
             "and come after the ledger",
             ("test_sensitivity_of_every_method", "test_sensitivity_with_every_clipping",
              "test_the_ledger_is_charged_jointly_once", "check_every_statistic_is_charged",
+             "check_a_statistic_keeps_its_bound",
              "test_nothing_is_handed_out_before_the_ledger_has_it",
              "test_an_adversary_gains_what_the_joint_charge_says"),
             ("test_sensitivity_fails_without_the_second_clipping",

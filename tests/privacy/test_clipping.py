@@ -160,7 +160,7 @@ def test_direction_and_extra_coordinates_together_stay_within_the_sensitivity(
     factors = clipping.factors(lengths)
     extra = clipping.extra(lengths, factors)
     bound = clipping.sensitivity
-    check_factors(clipping, bound, [measure(clipping, lengths, factors, extra)])
+    check_factors(clipping, bound, [measure(clipping, lengths, factors, extra).tolist()])
     assert clipping.sensitivity == pytest.approx(c)
 
 

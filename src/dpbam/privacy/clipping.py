@@ -45,7 +45,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -169,7 +169,7 @@ class StepClipping:
         self._fixed = clipping.sensitivity  # C, read once, before any unit
         self.sensitivity = self._fixed * phi
         self.coordinates = clipping.coordinates
-        self._measured: list[Tensor] = []  # [3] per physical batch, on the device
+        self._measured: list[Tensor] = []  # [2] per physical batch, on the device
         self._own_code = _is_own_code(clipping)
         self._before = attributes_of(clipping) if self._own_code else None
         self._apart: list[Tensor] = []  # whether units change one another, per physical batch
@@ -204,12 +204,19 @@ class StepClipping:
         extra = self._clipping.extra(torch.where(finite, scaled, 0.0), factors)
         return factors, torch.where(finite, extra, 0.0)
 
-    def verify(self) -> None:
+    def measured(self) -> Tensor:
+        """Return what :meth:`verify` decides by, on the device: two numbers per physical batch."""
+        return torch.cat(self._measured) if self._measured else torch.empty(0)
+
+    def verify(self, measured: Sequence[float] | None = None) -> None:
         """Refuse the step if a unit exceeds C_t, or C follows the units.
 
-        Once for all physical batches of a step, so that a GPU waits once.
+        Once for all physical batches of a step, so that a GPU waits once: for ``measured``, which
+        the caller may read together with other numbers; None reads it here.
         """
-        check_factors(self._clipping, self._fixed, self._measured)
+        numbers = self.measured().tolist() if measured is None else measured
+        rows = list(zip(numbers[::2], numbers[1::2], strict=True))
+        check_factors(self._clipping, self._fixed, rows)
         if self._clipping.sensitivity != self._fixed:
             raise PlanViolationError(
                 f"the sensitivity of {type(self._clipping).__name__} was {self._fixed:g} before "
@@ -280,7 +287,9 @@ def measure(
     )  # NaN stays NaN
 
 
-def check_factors(clipping: Clipping, sensitivity: float, measured: list[Tensor]) -> None:
+def check_factors(
+    clipping: Clipping, sensitivity: float, measured: Sequence[Sequence[float]]
+) -> None:
     """Refuse factors that let a unit move the sum by more than the sensitivity.
 
     Guarantee: that of :class:`StepClipping`; else nothing is charged or released.
@@ -292,19 +301,19 @@ def check_factors(clipping: Clipping, sensitivity: float, measured: list[Tensor]
     Args:
         clipping: what computed the factors.
         sensitivity: what a unit's part may be.
-        measured: what :func:`measure` returned for each physical batch.
+        measured: [2] numbers of :func:`measure` for each physical batch.
 
     Example:
         >>> flat, norms = FlatClipping(1.0), torch.tensor([[4.0]])
-        >>> check_factors(flat, 1.0, [measure(flat, norms, torch.tensor([[0.25]]))])
-        >>> check_factors(flat, 1.0, [measure(flat, norms, torch.tensor([[1.0]]))])
+        >>> check_factors(flat, 1.0, [measure(flat, norms, torch.tensor([[0.25]])).tolist()])
+        >>> check_factors(flat, 1.0, [measure(flat, norms, torch.tensor([[1.0]])).tolist()])
         Traceback (most recent call last):
         ...
         dpbam.errors.PlanViolationError: FlatClipping lets a unit through with norm 4, ...
     """
     if not measured:
         return
-    largest, below_zero = torch.stack(measured).amax(0).tolist()
+    largest, below_zero = np.max(measured, axis=0)  # NaN if one is NaN, unlike Python's max
     name = type(clipping).__name__
     if not math.isfinite(largest) or not below_zero <= 0:
         raise PlanViolationError(
