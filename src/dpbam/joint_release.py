@@ -110,8 +110,8 @@ class StepStatistics:
     again for every other unit, and its attributes must be the same afterwards. What it takes from
     ``directions`` itself is not seen.
 
-    Proof: the norm of each unit's part is evaluated in float64, on what is summed; the statistic
-    never holds a sum.
+    Proof: the norm of each unit's part, one column of what is summed, is evaluated in float64, with
+    norms of which the statistic has a copy; the statistic never holds a sum.
     """
 
     def __init__(self, statistics: JointRelease, facts: StepFacts, groups: int) -> None:
@@ -150,12 +150,15 @@ class StepStatistics:
                 self._compare(parts, self._ask(batch.every_other(k)), k)
 
     def _ask(self, batch: Observation) -> dict[str, Contributions]:
-        parts = dict(self._statistics.contributions(batch))
+        # a copy: what a unit adds is measured by the engine's norms, whatever is written to these
+        parts = dict(self._statistics.contributions(batch.copy()))
         if list(parts) != list(self._bounds):
             raise PlanViolationError(
                 f"the statistics have contributions to {list(parts)} and sensitivities for "
                 f"{list(self._bounds)}: name the same sums in the same order"
             )
+        for name, added in parts.items():
+            _check_shape(name, added, batch)
         return parts
 
     def _measure(self, name: str, parts: Tensor) -> None:
@@ -224,6 +227,20 @@ def check_counted(plan: PrivacyPlan, sums: Collection[str]) -> None:
         raise PlanViolationError(
             f"the statistics release {len(sums)} sums and the plan charges {charged}: give "
             "noise_multipliers one entry for each of the sums"
+        )
+
+
+def _check_shape(name: str, added: Contributions, batch: Observation) -> None:
+    """Refuse parts that are not one column per unit: of others the norm is not a unit's."""
+    if added.values is not None:
+        wanted, shape = (*added.values.shape[:1], len(batch.ids)), added.values.shape
+    else:
+        wanted, shape = tuple(batch.norms.shape), added.factors.shape
+    if tuple(shape) != wanted:
+        raise PlanViolationError(
+            f"the contributions to the sum {name!r} have shape {tuple(shape)} for "
+            f"{len(batch.ids)} units: return values of shape [K, U], or factors of the shape of "
+            "batch.norms"
         )
 
 

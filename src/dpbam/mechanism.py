@@ -249,7 +249,7 @@ def clipped_sums(step: Step) -> dict[str, Query]:
             batch = Observation(directions, watch.next_ids(norms.shape[1]), norms, factors)
             watch.observe(batch)
             if statistics is not None:
-                statistics.add(batch.copy())
+                statistics.add(batch)
         # a refusal discards the sums; what the device knows is read in one wait
         *measured, is_changed = torch.cat([clipping.measured(), changed().view(1)]).tolist()
         check_unwritten(is_changed)

@@ -9,7 +9,7 @@ crops, masked tokens).
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -65,7 +65,8 @@ class OneByOne(Dataset[Any]):
 
     Assumptions: ``dataset[i]`` reads record i and no other. The data set and its collate function
     keep no state, and draw from the global generators of torch, NumPy and ``random``;
-    :func:`isolated` refuses a state that shows.
+    :func:`isolated` refuses a state that shows. A record that reads a generator without moving it
+    is not the only one: some record that is read beforehand does so, too.
 
     Proof: both are asked for one record at a time, and the generators start from its key. Seeding
     them takes longer than reading a small record, so a batch is read without those that no record
@@ -74,6 +75,7 @@ class OneByOne(Dataset[Any]):
     Args:
         dataset: map-style.
         collate: from a list of one item to a batch of one row.
+        drawing: the generators that are at its key for each record.
 
     Example:
         >>> class Noisy(Dataset):
@@ -84,11 +86,17 @@ class OneByOne(Dataset[Any]):
         True
     """
 
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] = default_collate) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        collate: Callable[[list[Any]], Any] = default_collate,
+        *,
+        drawing: Iterable[str] = (),
+    ) -> None:
         self._dataset, self._collate = dataset, collate
         # torch's own function stacks, and so can we, many records in the time of one
         self._finish = {default_collate: _as_it_is, collate_pair: _as_pair}.get(collate)
-        self._drawing: set[str] = set()  # the generators that records were seen to draw from
+        self._drawing = set(drawing)  # and those that records are seen to draw from
 
     def __getitem__(self, record_and_key: Drawn) -> Any:
         return self.rows([record_and_key])[0]
@@ -293,7 +301,7 @@ def isolated(
 ) -> tuple[OneByOne, Join]:
     """Return the data set read one record at a time, and what joins its rows to batches.
 
-    Some records are read twice before, in two orders and from the same random numbers.
+    Some records are read several times before, in two orders and from the same random numbers.
 
     Raises:
         ArgumentError: if a record differs between the two, or has another form than the first.
@@ -303,13 +311,25 @@ def isolated(
     there, back = alone.rows(probes), alone.rows(probes[::-1])[::-1]
     join = Join(there[0])
     join(there)
-    try:
-        torch.testing.assert_close(back, there, rtol=0, atol=0, equal_nan=True)
-    except AssertionError:
+    same = _same_rows(back, there)
+    seeding = OneByOne(dataset, collate, drawing=[n for n, state in _positions().items() if state])
+    if same and not _same_rows(seeded := seeding.rows(probes), there):
+        # records read a generator without moving it (torch.initial_seed, fork_rng): unless all are
+        # always at the key of each record, one that draws would change what is read of the others
+        alone, same = seeding, _same_rows(seeding.rows(probes[::-1])[::-1], seeded)
+    if not same:
         raise ArgumentError(
             "a record was read twice, from the same random numbers, and differs: the data set or "
             "its collate function keeps a state (a generator or counter of its own), so one record "
             "could change others; draw from the global generators of torch, NumPy or random, or "
             "use augment"
-        ) from None
+        )
     return alone, join
+
+
+def _same_rows(rows: list[Any], others: list[Any]) -> bool:
+    try:
+        torch.testing.assert_close(rows, others, rtol=0, atol=0, equal_nan=True)
+    except AssertionError:
+        return False
+    return True

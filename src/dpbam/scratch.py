@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -71,14 +71,17 @@ class SumMemory:
         frozen parameter's bits changes with the parameter.
 
         Proof: theta is compared bit for bit with a copy made before, and frozen parameters, which
-        may be large, by the sums of their bits. torch counts in-place changes, which isolation
-        refuses, but not those through ``.data`` or NumPy.
+        may be large, by the sums of their bits. Theta must also be in the same memory, which
+        ``p.data = ...`` replaces. torch counts in-place changes, which isolation refuses, but not
+        those through ``.data`` or NumPy.
         """
         parameters = [p.detach() for p in theta.values()]
         self._before = before = _flat_bits(parameters, self._before)
         sums = _sums_of_bits(frozen)
 
         def changed() -> Tensor:
+            if not _restore_memory(theta.values(), parameters):
+                return torch.ones((), dtype=torch.bool, device=parameters[0].device)
             self._after = after = _flat_bits(parameters, self._after)
             changes = [(after[kind] != before[kind]).any() for kind in before]
             changes += [now != then for now, then in zip(_sums_of_bits(frozen), sums, strict=True)]
@@ -87,6 +90,7 @@ class SumMemory:
         try:
             yield changed
         except BaseException:
+            _restore_memory(theta.values(), parameters)
             for kind, bits in before.items():
                 members = [p for p in parameters if _kind(p) == kind]
                 pieces = torch.split(bits, [p.numel() for p in members])
@@ -103,6 +107,19 @@ def check_unwritten(changed: float) -> None:
             "change what the others compute: the forward pass must only read them (those that "
             "are trained are as they were before the step)"
         )
+
+
+def _restore_memory(theta: Iterable[nn.Parameter], before: Sequence[Tensor]) -> bool:
+    """Give parameters the memory that they had; return whether all had it still."""
+    same = True
+    for parameter, tensor in zip(theta, before, strict=True):
+        if _place(parameter) != _place(tensor):
+            parameter.data, same = tensor, False
+    return same
+
+
+def _place(t: Tensor) -> tuple[object, ...]:
+    return t.data_ptr(), t.shape, t.stride(), t.dtype
 
 
 def _kind(t: Tensor) -> Kind:

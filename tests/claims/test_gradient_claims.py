@@ -11,7 +11,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpbam import BAM, DPSAT, DPSGD, Method, PrivateGradientOracle, guard, mechanism, params
+from dpbam import (
+    BAM,
+    DPSAT,
+    DPSGD,
+    Method,
+    PrivateGradientOracle,
+    guard,
+    mechanism,
+    params,
+    scratch,
+)
 from dpbam.batches import LogicalBatch, Views
 from dpbam.engines import UnsupportedModelError, functional, loop, materialised, state
 from dpbam.engines.base import PhysicalBatch
@@ -155,6 +165,8 @@ class WritesItsWeight(nn.Linear):
             self.bias.data.mul_(1.5)
         elif self.way == "data":
             self.weight.data.mul_(1.5)
+        elif self.way == "assigned":
+            self.weight.data = self.weight.data * 1.5
         else:
             self.weight.detach().numpy()[0, 0] += 1e-3
         return super().forward(x)
@@ -179,7 +191,12 @@ def check_a_pass_writes_to_no_parameter(way: str = "data") -> None:
     assert torch.equal(before, model[0].weight)
 
 
-@pytest.mark.parametrize("way", ["data", "numpy", "frozen"])
+def check_a_pass_assigns_no_parameter() -> None:
+    """As above, where a pass leaves the memory of the weights as it is, and gives them another."""
+    check_a_pass_writes_to_no_parameter("assigned")
+
+
+@pytest.mark.parametrize("way", ["data", "numpy", "frozen", "assigned"])
 def test_a_pass_writes_to_no_parameter(way: str) -> None:
     check_a_pass_writes_to_no_parameter(way)
 
@@ -555,6 +572,12 @@ MISTAKES = {
         SumMemory,
         "fixed",
         lambda original: lambda self, theta, frozen: nullcontext(lambda: torch.zeros(())),
+    ),
+    "weights that a pass has put elsewhere": Mistake(
+        check_a_pass_assigns_no_parameter,
+        scratch,
+        "_restore_memory",
+        lambda original: lambda theta, before: True,
     ),
     "batch norm let through": Mistake(
         check_batch_norm_is_refused, guard, "check_model", looks_away

@@ -247,6 +247,28 @@ def check_a_clipping_does_not_change_the_norms() -> None:
     assert steps_until_refused(oracle, oracle.batches(samples(N)), words) == 0
 
 
+class Reusing(FlatClipping):
+    """Its own factors, in memory that the next call uses again."""
+
+    memory: ClassVar[Tensor] = torch.zeros(1, 2)
+
+    def factors(self, norms: Tensor) -> Tensor:
+        factors = Reusing.memory[:, : norms.shape[1]]
+        return factors.copy_(clipping_module.bound_factors(norms, self.clip_norm))
+
+
+def check_factors_are_those_that_were_measured() -> None:
+    """Of two units with norms 100 C and C; of others' factors, the first would add 100 C."""
+    step, norms = StepClipping(Reusing(1.0)), torch.tensor([[100.0, 1.0]])
+    factors, _ = step.clip(norms)
+    step.verify(step.measured().tolist())
+    assert (factors * norms).tolist() == [[1.0, 1.0]]
+
+
+def test_factors_are_those_that_were_measured() -> None:
+    check_factors_are_those_that_were_measured()
+
+
 class ByTheLargest(FlatClipping):
     """Divides all units by the largest norm of them: each is within C, and follows the others."""
 
@@ -481,6 +503,10 @@ def finite_units_alone(original: Any) -> Any:
     return measure
 
 
+def as_the_clipping_returns(original: Any) -> Any:
+    return lambda self, norms: (self._clipping.factors(norms.clone()), None)
+
+
 def last_physical_batch_alone(original: Any) -> Any:
     return lambda clipping, bound, measured: original(clipping, bound, measured[-1:])
 
@@ -505,6 +531,9 @@ MISTAKES = {
         clipping_module,
         "shield_norms",
         lambda original: lambda clipping, norms: norms,
+    ),
+    "factors that a clipping has overwritten": Mistake(
+        check_factors_are_those_that_were_measured, StepClipping, "_of", as_the_clipping_returns
     ),
     "parameters in no clipping group": Mistake(
         check_every_parameter_is_in_a_group, assembly, "check_groups", nothing

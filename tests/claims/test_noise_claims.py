@@ -16,10 +16,11 @@ import torch
 from torch import nn
 
 from checks import check_gaussian, check_uncorrelated
-from dpbam import DPSGD, Compute, FlatClipping, PrivateGradientOracle, mechanism
+from dpbam import DPSGD, Compute, FlatClipping, PrivateGradientOracle, joint_release, mechanism
 from dpbam.bias import PrivateStatistics
 from dpbam.errors import PlanViolationError
 from dpbam.joint_release import Contributions, StepStatistics
+from dpbam.observers import Observation
 from dpbam.privacy import noise as noise_module
 from dpbam.privacy.noise import GaussianNoise
 from dpbam.privacy.randomness import Randomness
@@ -235,6 +236,31 @@ class WholeDirections(Count):
         return {"count": Contributions(factors=torch.ones_like(batch.norms))}
 
 
+class TwoColumnsPerUnit(Count):
+    """Adds two columns for each unit, each within the bound."""
+
+    def contributions(self, batch):
+        return {"count": Contributions(values=torch.ones(1, 2 * len(batch.ids)))}
+
+
+class AMatrixPerUnit(Count):
+    """Adds 100 columns for each unit, along a third axis: 10 times the bound."""
+
+    def contributions(self, batch):
+        return {"count": Contributions(values=torch.ones(1, len(batch.ids), 100))}
+
+
+class OverwrittenNorms(Count):
+    """Cuts the norms that its factors are checked against, in place."""
+
+    def contributions(self, batch):
+        norms = batch.norms.clamp_(max=self.sensitivities["count"])
+        return {"count": Contributions(factors=torch.ones_like(norms))}
+
+    def publish(self, released):
+        self.published.append(float(flat(released["count"]).norm()))
+
+
 class Remembers(Count):
     """Keeps the largest norm in an attribute."""
 
@@ -248,15 +274,19 @@ class Remembers(Count):
 
 STATISTICS = {
     "a sum": TwoAUnit, "coordinates": OneUnitManyCoordinates, "others": ShareOfTheLargest,
-    "directions": WholeDirections, "an attribute": Remembers,
+    "directions": WholeDirections, "an attribute": Remembers, "columns": TwoColumnsPerUnit,
+    "a third axis": AMatrixPerUnit, "norms of its own": OverwrittenNorms,
 }  # fmt: skip
 
 
-def check_a_statistic_keeps_its_bound(kind: str = "a sum") -> None:
+def check_a_statistic_keeps_its_bound(kind: str = "a sum", rows: int = 64) -> None:
     """What a unit adds beyond it, or takes from other units, is refused before a charge."""
-    statistics = STATISTICS[kind](1.0 if kind != "directions" else 1e-3)
+    small = kind in ("directions", "norms of its own")
+    statistics = STATISTICS[kind](1e-3 if small else 1.0)
     plan = private_plan(joint_noise_multipliers=statistics.noise_multipliers)
-    oracle = sized_oracle(smooth_net(), cross_entropy, plan, statistics=statistics, seed=0)
+    oracle = sized_oracle(
+        smooth_net(), cross_entropy, plan, statistics=statistics, seed=0, physical_batch_size=rows
+    )
     try:
         oracle.backward(*samples(9))
     except PlanViolationError:
@@ -268,6 +298,19 @@ def check_a_statistic_keeps_its_bound(kind: str = "a sum") -> None:
 @pytest.mark.parametrize("kind", STATISTICS)
 def test_a_statistic_keeps_its_bound(kind: str) -> None:
     check_a_statistic_keeps_its_bound(kind)
+
+
+def check_a_statistic_of_one_unit_has_one_column() -> None:
+    """Also where units come one at a time, so that none can be left out for a comparison."""
+    check_a_statistic_keeps_its_bound("columns", rows=1)
+
+
+def check_a_statistic_does_not_change_the_norms() -> None:
+    check_a_statistic_keeps_its_bound("norms of its own")
+
+
+def test_a_statistic_of_one_unit_has_one_column() -> None:
+    check_a_statistic_of_one_unit_has_one_column()
 
 
 def check_a_sum_without_noise_is_refused(std: float = 0.0) -> None:
@@ -391,6 +434,18 @@ MISTAKES = {
     ),
     "a statistic of any size": Mistake(
         check_a_statistic_keeps_its_bound, StepStatistics, "_verify", lambda _: lambda self: None
+    ),
+    "a statistic of any shape": Mistake(
+        check_a_statistic_of_one_unit_has_one_column,
+        joint_release,
+        "_check_shape",
+        lambda _: lambda name, added, batch: None,
+    ),
+    "norms that a statistic has overwritten": Mistake(
+        check_a_statistic_does_not_change_the_norms,
+        Observation,
+        "copy",
+        lambda _: lambda self: self,
     ),
     "two thirds of it": Mistake(check_scale, GaussianNoise, "add", scaled(2 / 3)),
     "three halves of it": Mistake(check_scale, GaussianNoise, "add", scaled(3 / 2)),

@@ -56,6 +56,31 @@ def check_the_draws_change_from_step_to_step() -> None:
     assert not (first[:, 1:] == second[:, 1:]).any()
 
 
+class Peeking(Dataset[Any]):
+    """Derives draws from torch's seed, which it does not move; record 7 draws as usual."""
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        if i == 7:
+            return torch.rand(1), i
+        return torch.tensor([(torch.initial_seed() + i) % 1009 / 1009]), i
+
+
+def check_a_record_that_draws_changes_no_seed_of_others() -> None:
+    def row_of_3(others: list[int]) -> float:
+        alone, join = isolated(Peeking())
+        x, _ = join(alone.__getitems__([(record, 100 + record) for record in (3, *others)]))
+        return float(x[0])
+
+    assert row_of_3([4]) == row_of_3([7])
+
+
+def test_a_record_that_draws_changes_no_seed_of_others() -> None:
+    check_a_record_that_draws_changes_no_seed_of_others()
+
+
 def check_the_collate_function_sees_one_record() -> None:
     together, without = (read(range(start, N), mixup) for start in (0, 1))
     assert torch.equal(together[1:], without)
@@ -137,6 +162,12 @@ MISTAKES = {
     ),
     "one stream for all records": Mistake(
         check_the_draws_of_a_record_are_its_own, OneByOne, "_item", from_one_stream
+    ),
+    "a seed that only some batches have": Mistake(
+        check_a_record_that_draws_changes_no_seed_of_others,
+        reading,
+        "_same_rows",
+        lambda real: lambda rows, others: True,
     ),
     "one key for all steps": Mistake(
         check_the_draws_change_from_step_to_step, Randomness, "keys", same_in_every_step

@@ -196,6 +196,8 @@ class StepClipping:
         """Return the factors [G, U] and the extra coordinates [K, U] of norms [G, U]."""
         scaled = norms / self._phi if self._phi != 1 else norms
         factors = self._clipping.factors(shield_norms(self._clipping, scaled))  # [G, U]
+        if self._own_code:  # it may use this memory again: what is measured is what is summed
+            factors = factors.clone()
         if self._phi < 1:  # a norm below this one may be too small to be right: it is not raised
             factors = torch.where(norms < LEAST_NORM, factors.clamp(max=1.0), factors)
         if not self.coordinates:
