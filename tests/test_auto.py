@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from dpbam.auto import TASKS, Facts, choose, path_length, single_release_sigma
+from dpbam.auto import TASKS, Facts, choose, first_release, path_length, single_release_sigma
 from dpbam.errors import ArgumentError
 
 SHAPES = st.tuples(st.integers(1, 16), st.integers(1, 2000), st.integers(1, 2000))
@@ -43,9 +43,24 @@ def test_every_fact_has_a_choice(facts: Facts) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 10**7), st.floats(0.01, 100), st.floats(1.01, 10))
 def test_more_units_and_epsilon_never_shorten_the_path(n: int, epsilon: float, k: float) -> None:
-    base = path_length(n, epsilon, 1e-6)
-    assert path_length(math.ceil(n * k), epsilon, 1e-6) >= base * (1 - 1e-9)
-    assert path_length(n, epsilon * k, 1e-6) >= base * (1 - 2e-3)  # sigma is known to 1e-3
+    base = path_length(n, epsilon, 1e-6, 10)
+    assert path_length(math.ceil(n * k), epsilon, 1e-6, 10) >= base * (1 - 1e-9)
+    assert path_length(n, epsilon, 1e-6, 11) >= base
+    assert path_length(n, epsilon * k, 1e-6, 10) >= base * (1 - 2e-3)  # sigma is known to 1e-3
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 10**7), st.floats(0.01, 100), st.integers(2, 1000))
+def test_what_is_released_first_takes_at_most_a_tenth_of_the_budget_and_less_of_many_units(
+    n: int, epsilon: float, classes: int
+) -> None:
+    sigma = single_release_sigma(epsilon, 1e-6)
+    release = first_release(n, classes, sigma)
+    share = (sigma / release.counts) ** 2 + (sigma / release.centre) ** 2
+    assert share <= 0.104  # sigmas are rounded to three digits
+    more = first_release(10 * n, classes, sigma)
+    assert more.counts >= release.counts
+    assert more.centre >= release.centre
 
 
 @pytest.mark.parametrize("n", [1, 2, 20, 100])

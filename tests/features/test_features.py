@@ -151,6 +151,14 @@ def test_scattering_is_the_same_for_a_mirror_image_only_if_asked(
         assert torch.allclose(plain, mirrored, atol=1e-3) == mirror
 
 
+def test_scattering_averages_over_the_mirror_image_where_there_is_colour(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scattering, "SYNTHETIC", 12)
+    for channels, mirror in ((1, False), (3, True)):
+        assert ScatteringFeatures((channels, 20, 20), channels=5).mirror == mirror
+
+
 def test_working_size_is_a_multiple_of_the_cell_and_bounded() -> None:
     for height in (1, 2, 7, 15, 16, 31, 47, 48, 64, 65, 500):
         for width in (1, 3, 28, 64, 2000):

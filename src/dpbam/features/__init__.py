@@ -43,7 +43,7 @@ def make_features(name: str, image_shape: tuple[int, int, int]) -> Features:
 
     Example:
         >>> make_features("scattering", (1, 8, 8)).width
-        72
+        768
     """
     if name == SCATTERING:
         return ScatteringFeatures(image_shape)

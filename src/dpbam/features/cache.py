@@ -50,7 +50,7 @@ def cached_features(
         >>> from dpbam.features import ScatteringFeatures
         >>> digits = load("digits", split="test")
         >>> cached_features(digits, ScatteringFeatures(digits.shape, channels=5)).shape
-        (359, 40)
+        (359, 80)
     """
     shape = (len(data), features.width)
     if folder is None:
