@@ -80,7 +80,8 @@ def loss(record: Record, length: float, clip: float, share: float) -> float:
     """Return how far a setting is from the cell's best, in points; between lengths by log."""
     scores = record["scores"]
     row = [scores[f"{one:.2f} {clip:g} {share:g}"] for one in LENGTHS]
-    return max(scores.values()) - float(np.interp(np.log(length), np.log(LENGTHS), row))
+    between = float(np.interp(np.log(length), np.log(LENGTHS), row))
+    return float(max(scores.values())) - between
 
 
 def table(records: Sequence[Record]) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from dpbam.auto import Facts, choose
 from reproduce.defaults import FITTED, Record
 from reproduce.recipes import recipes_folder
 
@@ -56,7 +57,7 @@ def regret_table(found: Sequence[Cell]) -> str:
     for kind in sorted({cell["features"] for cell in found}):
         others = _left_out(found, kind)
         if others:
-            lines.append(_row([f"all but {' and '.join(FITTED)}", kind], others))
+            lines.append(_row(["all sources that chose nothing", kind], others))
     return "\n".join(lines)
 
 
@@ -79,16 +80,15 @@ def _half_width(values: Sequence[float]) -> float:
 
 
 def final_table(records: Sequence[Record]) -> str:
-    """Return Markdown: the real command's accuracy by data, model and epsilon."""
+    """Return Markdown: the real command's accuracy by data, model, epsilon and rule."""
     groups: dict[tuple[str, str, float, str], list[Record]] = defaultdict(list)
     for record in records:
-        centred = "yes" if record.get("release_centre") else "not yet"
-        key = (record["data"], record["model"], record["facts"]["epsilon"], centred)
-        groups[key].append(record)
-    names = ("data", "model that was chosen", "epsilon", "centred", "seeds", "accuracy, %")
+        rule = "present" if by_present_rule(record) else "earlier"
+        groups[record["data"], record["model"], record["facts"]["epsilon"], rule].append(record)
+    names = ("data", "model that was chosen", "epsilon", "rule", "seeds", "accuracy, %")
     header = f"| {' | '.join(names)} | balanced, % |"
     lines = [header, "|---|---|---|---|---|---|---|"]
-    for (data, model, epsilon, centred), runs in sorted(groups.items()):
+    for (data, model, epsilon, rule), runs in sorted(groups.items()):
         accuracies, balanced = (
             ", ".join(
                 f"{run[name]:.1f}"
@@ -97,7 +97,33 @@ def final_table(records: Sequence[Record]) -> str:
             )
             for name in ("accuracy", "balanced_accuracy")
         )
-        cells = (data, model, f"{epsilon:g}", centred, str(len(runs)), accuracies, balanced)
+        cells = (data, model, f"{epsilon:g}", rule, str(len(runs)), accuracies, balanced)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def by_present_rule(record: Record) -> bool:
+    """Whether a run had the settings that the rule chooses today from the same facts."""
+    facts = {**record["facts"], "image_shape": tuple(record["facts"]["image_shape"])}
+    unnamed = {name: None for name in ("encoder", "head") if facts[name] == "none named"}
+    choice = choose(Facts(**{**facts, **unnamed}))
+    names = ("lr", "release_counts", "release_centre")
+    return all(record[name] == getattr(choice, name) for name in names)
+
+
+def findings_table(records: Sequence[Record]) -> str:
+    """Return Markdown: mean accuracy over the findings, of the rule and of the best alternative."""
+    lines = [
+        "| features | n | epsilon | best constant | rule | best on validation records | regret |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for record in records:
+        means = {name: np.mean(rows, axis=0) for name, rows in record["scores"].items()}
+        best = max(means, key=lambda name: float(means[name][0]))
+        rule, other = float(means["path 1 C 1"][1]), float(means[best][1])
+        cells = (record["features"], str(record["n"]), f"{record['epsilon']:g}",
+                 f"{record['constant']:.1f}", f"{rule:.1f}", f"{other:.1f} ({best})",
+                 f"{other - rule:.1f}")  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -194,6 +220,7 @@ def page(text: str, folder: Path) -> str:
         "final": lambda: final_table(_read(folder / "defaults-final.jsonl")),
         "regret": lambda: regret_table(study),
         "level": lambda: level_table(study),
+        "findings": lambda: findings_table(_read(folder / "defaults-findings.jsonl")),
     }
     for name, make in tables.items():
         place = re.compile(f"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)

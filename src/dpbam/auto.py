@@ -240,7 +240,7 @@ def path_length(n: int, epsilon: float, delta: float, classes: int) -> float:
         8.3
     """
     signal = n / single_release_sigma(epsilon, delta)
-    length = PATH * signal**BY_SIGNAL * (classes / 10) ** BY_CLASSES
+    length = PATH * math.pow(signal, BY_SIGNAL) * math.pow(classes / 10, BY_CLASSES)
     return min(LONGEST, max(SHORTEST, length))
 
 

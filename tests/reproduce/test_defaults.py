@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from dpbam.auto import CENTRE, CLIP_NORM, PATH, STEPS
+from dpbam.auto import (
+    BALANCE,
+    BY_CLASSES,
+    BY_SIGNAL,
+    CLIP_NORM,
+    PATH,
+    STEPS,
+    Facts,
+    choose,
+)
 from dpbam.features import standardise_rows
 from dpbam.heads import Descent, fit_by_descent
 from dpbam.privacy.plan import PrivacyPlan
-from reproduce.defaults import FITTED, descend
+from reproduce.defaults import FITTED, descend, rule_of
+from reproduce.defaults_fit import UNIT, table
 from reproduce.defaults_page import LEVELS, _read, cells, levels, page, picture
 
 ROOT = Path(__file__).parents[2]
@@ -35,9 +46,26 @@ def test_the_simulation_computes_what_the_oracle_does_without_noise() -> None:
     assert torch.allclose(head.bias, bias, rtol=1e-3, atol=1e-3)
 
 
-def test_the_records_are_of_the_rule_that_the_library_has() -> None:
-    assert {(record["path"], record["centre"]) for record in STUDY} == {(PATH, CENTRE)}
+@pytest.mark.parametrize("record", STUDY, ids=lambda r: f"{r['source']}-{r['features']}-{r['n']}")
+def test_the_records_are_of_the_rule_that_the_library_has(record: dict[str, Any]) -> None:
+    n, classes = record["trained_on"], record["classes"]
+    facts = Facts(n=n, epsilon=record["epsilon"], image_shape=(1, 1, 1), classes=classes)
+    assert record["rule"] == rule_of(choose(facts))
+
+
+def test_the_sources_that_judge_the_rule_chose_nothing_of_it() -> None:
     assert {record["source"] for record in STUDY} - set(FITTED)
+    assert {record["source"] for record in _read(RESULTS / "defaults-fit.jsonl")} <= set(FITTED)
+
+
+def test_the_settings_that_the_fit_prefers_are_those_of_the_rule() -> None:
+    """The first row of its table: C, balance, factor, exponents of classes and of n / sigma."""
+    best = table(_read(RESULTS / "defaults-fit.jsonl")).splitlines()[1].split(maxsplit=2)[2]
+    clip, balance, factor, by_classes, bent = map(float, best.split(","))
+    assert (clip, balance) == (CLIP_NORM, BALANCE)
+    assert by_classes == pytest.approx(BY_CLASSES, abs=0.01)
+    assert 1 - bent == pytest.approx(BY_SIGNAL)
+    assert pytest.approx(factor * UNIT * 300**bent, rel=0.02) == PATH
 
 
 @pytest.mark.parametrize("record", FINAL, ids=lambda r: f"{r['data']}-{r['facts']['epsilon']}")

@@ -12,9 +12,7 @@ Boneh 2021). From confidential records one linear layer is learnt, and nothing e
 5. With ``mirror``, the mean over an image and its mirror image: half the numbers, and half the
    weights to noise, for images whose left and right mean the same. So it is for photographs, and
    not for characters and scans. Whether images have colour is public, and separates them well
-   enough: by validation records at epsilon 1, 3 and 8, averaging lost 1.7 to 5.3 points on grey
-   letters and 2.1 to 3.2 on grey digits, cost or gained under 2 on chest X-rays, and gained up to
-   2.4 on grey clothes and 3.7 on coloured icons (``reproduce/defaults_features.py``).
+   enough (``reproduce/defaults_mirror.py`` compares both on validation records).
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ from dpbam.nn.encoders import resizing
 CHANNELS = 48  # principal axes
 SYNTHETIC = 500  # images to measure the axes on: some 25,000 places
 LARGEST = 64  # pixels of a side: larger images are resized to it
-SMALLEST = 16  # likewise: on digits of 8 pixels, 2 to 4 points above one scale without enlarging
+SMALLEST = 16  # likewise: two scales need four cells along a side
 _ROWS = 8  # images computed at once, to fit a core's cache
 _FORMAT = 1  # raise it when the features change
 
