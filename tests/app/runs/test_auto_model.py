@@ -80,7 +80,7 @@ def test_the_saved_model_holds_the_constants_of_its_features(finished, monkeypat
     from dpbam.app.runs import feature_model
 
     features = feature_model._scattering((1, 8, 8))
-    other = type(features)((1, 8, 8), channels=9)
+    other = type(features)((1, 8, 8), channels=features.channels)
     other.axes = type(features.axes)(features.axes.mean, features.axes.project.flip(0) * 3,
                                      features.axes.sign)  # fmt: skip
     monkeypatch.setattr(feature_model, "_scattering", lambda shape: other)
