@@ -13,7 +13,7 @@ own Poisson sample, would be too low: the batch is the same one.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any, Protocol
 
@@ -25,6 +25,7 @@ from dpbam.observers import Observation, StepFacts, no_units
 from dpbam.params import Params, add_into, doubled
 from dpbam.privacy.clipping import (
     FACTOR_ROUNDING,
+    VANISHING_NORM,
     attributes_of,
     differs,
     portions,
@@ -82,7 +83,7 @@ class JointRelease(Protocol):
         """The most that one unit may add to each sum, by name, in Euclidean norm."""
 
     def begin(self, facts: StepFacts) -> None:
-        """Receive the public facts of a step, before its units are seen."""
+        """Receive the public facts of a step, before its units are seen; no ``batch_gradient``."""
 
     def contributions(self, batch: Observation) -> Mapping[str, Contributions]:
         """Return what the units of a physical batch add to each sum, each by its own facts alone.
@@ -115,7 +116,7 @@ class StepStatistics:
     """
 
     def __init__(self, statistics: JointRelease, facts: StepFacts, groups: int) -> None:
-        statistics.begin(facts)
+        statistics.begin(replace(facts, batch_gradient=_refuse_gradient))
         self._statistics, self._plan = statistics, facts.plan
         self._bounds = dict(statistics.sensitivities)  # read once, before any unit
         check_counted(facts.plan, self._bounds)
@@ -141,6 +142,7 @@ class StepStatistics:
                 continue
             # a unit whose norm is not finite has no multiple but 0
             norms = torch.where(batch.norms.isfinite(), batch.norms, torch.inf)
+            norms = norms.clamp(min=VANISHING_NORM)  # of 0 a factor may be too large
             self._measure(name, torch.where(added.factors == 0, 0.0, added.factors * norms))
             for portion, span in portions(added.factors):
                 sums = batch.directions.weighted_sum(portion, span)
@@ -218,6 +220,12 @@ class StepStatistics:
                 f"{name} keeps something of this step's units in an attribute, which has no "
                 "noise: return what a unit adds, and keep nothing"
             )
+
+
+def _refuse_gradient() -> Params:
+    raise PlanViolationError(
+        "a statistic asks for the batch gradient, which has no noise: return what each unit adds"
+    )
 
 
 def check_counted(plan: PrivacyPlan, sums: Collection[str]) -> None:

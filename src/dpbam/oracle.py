@@ -241,9 +241,10 @@ class PrivateGradientOracle:
         Model, loss, method and clipping run before the step is charged: if they raise, or an
         observer does while it watches, nothing is charged, and the same batch may be handed over
         again. Once the step is charged it is taken. The clipping then adapts, the filter turns the
-        released gradient into ``.grad``, the statistics are published, and observers get copies
-        of the sums, in this order. If one of these raises, or Ctrl-C comes, the error has a note on
-        what ``.grad`` holds: this step's gradient, or None; the next batch is the next step.
+        released gradient into ``.grad``, the method's ``update`` gets a copy of it, the statistics
+        are published, and observers get copies of the sums, in this order. If one of these raises,
+        or Ctrl-C comes, the error has a note on what ``.grad`` holds: this step's gradient, or
+        None; the next batch is the next step.
 
         Raises:
             dpbam.errors.PlanViolationError: what was handed over is not what the plan accounts for;
@@ -312,7 +313,8 @@ class PrivateGradientOracle:
         Guarantee: as of :func:`dpbam.mechanism.release`, at q = 1.
 
         Assumptions: one unit moves the sums by at most ``std`` / sigma, in Euclidean norm, sigma
-        the plan's ``released_before``; the sums are those of all ranks.
+        the plan's ``released_before``; the sums are those of all ranks, and the leader alone, which
+        has the ledger, calls it.
 
         Proof: as there.
 
@@ -380,7 +382,7 @@ class PrivateGradientOracle:
         return attempt.charged or (recorded and not attempt.replays)
 
     def _hand_out(self, step: Step, released: Released) -> None:
-        """Give what was released to those who use it, the user's own code last.
+        """Give what was released to those who use it, observers last.
 
         The step is charged and counted: whatever raises here, the next one is possible.
         """

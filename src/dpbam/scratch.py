@@ -31,7 +31,8 @@ class SumMemory:
     Assumptions: the noise mechanism keeps no reference; the memory of any other than the library's
     is not used again.
 
-    Proof: :meth:`keep` zeroes it before the step is charged, and :meth:`take` lets go of it.
+    Proof: :meth:`keep` zeroes it before the step is charged, and :meth:`take` lets go of it; the
+    copy of parameters that a pass has written to is dropped when the step is refused.
     """
 
     def __init__(self) -> None:
@@ -64,8 +65,9 @@ class SumMemory:
 
         Yields a function that returns, on the device, a scalar: whether a parameter has changed.
 
-        Guarantee: all passes of a step see the same parameters, and none leaves anything in them,
-        if the block raises where the scalar is not 0.
+        Guarantee: all passes of a step see the same parameters, and none leaves anything in theta,
+        if the block raises where the scalar is not 0. Frozen parameters are not restored: after
+        such a refusal they hold what a pass wrote, and the model is to be made anew.
 
         Assumptions: parameters are not written to and restored within the block; the sum of a
         frozen parameter's bits changes with the parameter.
@@ -90,6 +92,7 @@ class SumMemory:
         try:
             yield changed
         except BaseException:
+            self._after = {}  # may hold what a pass wrote
             _restore_memory(theta.values(), parameters)
             for kind, bits in before.items():
                 members = [p for p in parameters if _kind(p) == kind]
@@ -100,7 +103,14 @@ class SumMemory:
 
 
 def check_unwritten(changed: float) -> None:
-    """Refuse a step whose passes have changed parameters."""
+    """Refuse a step whose passes have changed parameters.
+
+    Guarantee: no step is released in which a pass has changed parameters for the next one.
+
+    Assumptions: those of :meth:`SumMemory.fixed`, whose scalar it gets.
+
+    Proof: it is called inside the block, before the sums are returned, and raises.
+    """
     if changed:
         raise PlanViolationError(
             "a pass has written to parameters, through .data or NumPy, so that a unit could "

@@ -380,6 +380,22 @@ def test_the_bias_that_is_released_is_the_lens_s_own_reading() -> None:
     assert seen.released[0].bias == pytest.approx(bias, rel=1e-9)
 
 
+def test_a_statistic_does_not_get_the_batch_gradient() -> None:
+    """It would be kept before attributes are compared, and has no noise."""
+
+    class Asks(PrivateStatistics):
+        def begin(self, facts: Any) -> None:
+            super().begin(facts)
+            self.kept = facts.batch_gradient()
+
+    asks = Asks(THRESHOLDS, noise_multiplier=5.0)
+    plan = private_plan(joint_noise_multipliers=asks.noise_multipliers)
+    oracle = sized_oracle(smooth_net(), cross_entropy, plan, statistics=asks)
+    with pytest.raises(PlanViolationError, match="batch gradient"):
+        oracle.backward(*samples(3))
+    assert len(oracle.ledger) == oracle.step == 0
+
+
 def test_nothing_is_handed_out_before_the_ledger_has_it(monkeypatch) -> None:
     x, y = samples(6)
     seen = statistics()

@@ -189,6 +189,7 @@ def check_a_pass_writes_to_no_parameter(way: str = "data") -> None:
         refused = len(oracle.ledger) == oracle.step == 0
     assert refused, "a pass has changed the weights of the next one"
     assert torch.equal(before, model[0].weight)
+    assert not oracle._memory._after, "what a pass has written is kept"
 
 
 def check_a_pass_assigns_no_parameter() -> None:

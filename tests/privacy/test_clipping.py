@@ -271,6 +271,41 @@ def test_extra_coordinates_beyond_the_sensitivity_are_refused() -> None:
     assert oracle.step == 0
 
 
+def test_a_factor_for_a_norm_that_has_vanished_in_float32_is_refused() -> None:
+    """The gradient has norm 1.4e-24, its float32 norm is 0, and the factor would make it 1e14."""
+
+    class Normalised(Clipping):
+        sensitivity = 1.0
+
+        def scales(self, norms: torch.Tensor) -> torch.Tensor:
+            return 1 / norms.clamp(min=torch.finfo(norms.dtype).tiny)
+
+    model = torch.nn.Linear(2, 1, bias=False)
+    oracle = sized_oracle(
+        model, lambda output, scale: output[:, 0] * scale, quiet_plan(1.0), clipping=Normalised()
+    )
+    with pytest.raises(PlanViolationError, match="Normalised lets a unit through"):
+        oracle.backward(torch.ones(3, 2), torch.tensor([1e-24, 1.0, 1.0]))
+    assert oracle.step == 0
+
+
+def test_a_clipping_that_can_be_called_keeps_nothing_either() -> None:
+    class Callable(Clipping):
+        sensitivity = 1.0
+        largest = 0.0
+
+        def __call__(self) -> None:
+            """Make it callable."""
+
+        def scales(self, norms: torch.Tensor) -> torch.Tensor:
+            self.largest = float(norms.max()) if norms.numel() else 0.0
+            return 1 / norms.clamp(min=1.0)
+
+    oracle = sized_oracle(smooth_net(), cross_entropy, quiet_plan(1.0), clipping=Callable())
+    with pytest.raises(PlanViolationError, match="in an attribute"):
+        oracle.backward(*samples(3))
+
+
 def test_schedules_have_phases_of_equal_length() -> None:
     plan = private_plan(steps=30, noise_schedule=(1.5, 1.0, 0.75), clip_schedule=(2.0, 1.0))
     assert [plan.noise_multiplier_at(t) for t in (0, 9, 10, 29)] == [1.5, 1.5, 1.0, 0.75]

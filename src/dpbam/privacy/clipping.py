@@ -61,7 +61,8 @@ MOST_SUMMED = 1024  # units that are added in float32
 ROUNDING = 2.0**-11  # what float32 arithmetic may add to the sensitivity, relative to it
 FACTOR_ROUNDING = 1e-6  # what factor times norm may exceed the sensitivity by, relative to it
 
-LEAST_NORM = 1e-10  # the squares of a float32 norm below 1e-18 or so add up to 0
+VANISHING_NORM = 1e-18  # the squares of a float32 norm below it may add up to 0
+LEAST_NORM = 1e-10  # of C, well above it
 _ALIKE = 1e-5  # relative: vector instructions may round the last of a row differently
 _LEVELS = 4  # of objects inside one another
 _LEAST_GAMMA = 1e-6  # relative to 1 and to C; a float32 norm of 1 is known to 1e-7
@@ -140,13 +141,14 @@ class StepClipping:
         sqrt(sum_g (f_gi |d_gi|)^2 + sum_k e_ki^2) <= C_t (1 + 1e-6),
 
     every factor f finite and not negative, and 0 where a norm is not finite; and C_t is what it was
-    before the units of the step were seen. Otherwise :meth:`verify` refuses the step.
+    before the units of the step were seen. Otherwise :meth:`verify` refuses the step. A norm below
+    1e-18, which may have vanished in float32, counts as 1e-18.
 
     Assumptions: the engine's norms are right (tests compare engines); :meth:`verify` is called
     before the sum is released; a factor depends on its own unit alone. Of a clipping of the user's
     own the last is checked: it is computed again for every other unit of each physical batch, and
-    its attributes must be the same after the units as before. State that it keeps elsewhere, and
-    passes over at the second call, is not seen.
+    its attributes must be the same after the units as before. State that it keeps elsewhere, such
+    as in a module or another callable, and passes over at the second call, is not seen.
 
     Proof: the inequality itself is evaluated in float64, on the norms and factors that are used.
 
@@ -274,7 +276,8 @@ def measure(
             f"{tuple(norms.shape)}: return one factor per group and unit"
         )
     dtype = widest_dtype(norms)
-    joint = torch.where(factors == 0, 0.0, factors.to(dtype) * norms.to(dtype))  # [G, U]
+    lengths = norms.to(dtype).clamp(min=VANISHING_NORM)  # of a norm of 0 a factor may be too large
+    joint = torch.where(factors == 0, 0.0, factors.to(dtype) * lengths)  # [G, U]
     if extra is not None:
         if extra.shape != (clipping.coordinates, norms.shape[1]):
             raise PlanViolationError(
@@ -350,7 +353,8 @@ def check_alone(clipping: Clipping, apart: list[Tensor], before: object) -> None
     Guarantee: a clipping by the batch's largest, mean or median norm is refused, and so is one that
     keeps norms in its attributes: one unit would move the parts of all others, each by up to C.
 
-    Assumptions: units that change one another do so when every other one is left out.
+    Assumptions: units that change one another do so when every other one is left out; what is kept
+    is in what :func:`attributes_of` compares.
 
     Proof: factors and extra coordinates are computed again for every other unit of each physical
     batch; attributes are compared with those before the units were seen.
@@ -370,7 +374,11 @@ def check_alone(clipping: Clipping, apart: list[Tensor], before: object) -> None
 
 
 def attributes_of(value: Any, level: int = 0) -> object:
-    """Return what is equal as long as an object's attributes, and theirs, have not changed."""
+    """Return what is equal as long as an object's attributes, and theirs, have not changed.
+
+    Attributes that are callable (functions, modules), in slots, or objects more than four levels
+    deep are compared by identity: what changes inside them is not seen.
+    """
     if isinstance(value, Tensor):
         return tuple(value.shape), repr(value.detach().double().flatten().tolist())
     if isinstance(value, np.ndarray):
@@ -382,7 +390,7 @@ def attributes_of(value: Any, level: int = 0) -> object:
     if isinstance(value, (bool, int, float, str, bytes, set, frozenset, type(None))):
         return repr(value)  # NaN is equal to itself by it
     attributes = getattr(value, "__dict__", None)
-    if attributes is None or callable(value) or level > _LEVELS:
+    if attributes is None or (callable(value) and level) or level > _LEVELS:
         return id(value)
     return id(value), attributes_of(dict(attributes), level + 1)
 

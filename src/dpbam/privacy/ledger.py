@@ -64,9 +64,9 @@ class Entry(TypedDict):
 class Ledger:
     """Records private releases, append-only, and computes their epsilon.
 
-    Guarantee: a step is on disk before ``charge`` returns; its count is never too low, after any
-    crash, and includes what other objects and processes wrote to the file; the same noise is never
-    charged for two different releases; all entries protect the same unit of privacy.
+    Guarantee: with a file, a step is on disk before ``charge`` returns; its count is never too low,
+    after any crash, and includes what other objects and processes wrote to the file; the same noise
+    is never charged for two different releases; all entries protect the same unit of privacy.
 
     Assumptions: the disk keeps what was synchronised, the file system's locks work, and the file is
     not edited or deleted while no process has it open (``dpbam audit`` compares it with the
