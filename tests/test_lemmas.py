@@ -145,7 +145,8 @@ def test_lemma_2_in_one_dimension(gradients: list[float], clip_norm: float) -> N
 
 def test_lemma_2_is_not_monotone_as_the_paper_states_it() -> None:
     """Shrinking a gradient towards C raised the bias from 0 to 0.5."""
-    assert bias_of([3.0, -3.0], clip_norm=1.0) == 0
+    # factors of 1/3 are rounded, and differently by processors with and without fused operations
+    assert bias_of([3.0, -3.0], clip_norm=1.0) == pytest.approx(0, abs=1e-15)
     assert bias_of([2.0, -3.0], clip_norm=1.0) == pytest.approx(0.5)
 
 
