@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpbam.app.report.charts import Series, confusion_matrix, dots, forest, grid, lines
-from dpbam.app.report.figure import Figure, Panel, thinned
+from dpbam.app.report.figure import Figure, Panel, picture, thinned
 from dpbam.app.report.groups import groups
 from dpbam.app.report.html import build
 from dpbam.app.report.records import read_run
@@ -56,11 +57,39 @@ PANELS: dict[str, Panel] = {
     "dots": dots("p", "accuracy", [Series("a", 0, ("cat", "dog"), (1.0, 2.0), (0.0, 1.0),
                                           (2.0, 3.0))]),
     "forest": forest("", "points", [{"setting": "a", "difference": 1.0, "low": 0.0, "high": 2.0,
-                                     "seeds": 3}], ["#3b78c4"]),
+                                     "seeds": 3}], ["#3b78c4"], [True]),
     "grid": grid("p", "layer", [("r", "c", 1.0), ("r", "d", math.nan)], "cosine"),
     "confusion": confusion_matrix("p", [("r", "r", 1.0)]),
     "arrows": drawings.clipping().panels[0],
 }  # fmt: skip
+
+
+def a_difference(setting: str, mean: float, half: float) -> dict[str, object]:
+    return {"setting": setting, "difference": mean, "low": mean - half, "high": mean + half}
+
+
+def reach(*useful: bool) -> tuple[float, float]:
+    """The ends of the axis of two arms that are near zero, and of one that diverged."""
+    rows = [a_difference("a", 1.0, 2.0), a_difference("b", -1.0, 3.0), a_difference("c", -84.0, 1)]
+    panel = forest("", "points", rows, ["#000"] * 3, useful)
+    least, most = panel.view["layer"][0]["encoding"]["x"]["scale"]["domain"]
+    return least, most
+
+
+def test_the_axis_of_a_forest_is_that_of_its_useful_arms() -> None:
+    least, most = reach(True, True, False)
+    assert -5 < least < -4
+    assert 3 < most < 4
+    # controls: an arm that counts as useful stretches the axis, and so do arms of which none is
+    assert reach(True, True, True)[0] < -84
+    assert reach(False, False, False)[0] < -84
+
+
+def test_what_lies_outside_of_a_forest_is_marked() -> None:
+    rows = [a_difference("a", 1.0, 2.0), a_difference("c", -84.0, 1.0)]
+    panel = forest("", "points", rows, ["#000"] * 2, [True, False])
+    texts = re.findall(r">(−?[\d.]+)</text>", picture(figure(panel).spec(), ".svg").decode())
+    assert "−84" in texts
 
 
 def figure(panel: Panel, about: str = "public") -> Figure:

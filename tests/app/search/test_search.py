@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import shutil
 from dataclasses import replace
@@ -37,6 +38,7 @@ from dpbam.app.search.study import (
 )
 from dpbam.privacy.accounting import Charge
 from dpbam.privacy.ledger import Ledger
+from dpbam.tasks.base import make_task
 from end_to_end.kill_driver import plant
 from tests.forked import command
 
@@ -126,14 +128,43 @@ def test_an_unseeded_number_is_not_always_the_same() -> None:
     assert len({number_of_trials(search) for _ in range(20)}) > 1
 
 
-def test_a_noised_score_has_the_noise_that_is_charged() -> None:
+@pytest.mark.parametrize(("reached", "correct"), [(0.7, 140), (math.nan, 0)])
+def test_a_noised_score_has_the_noise_that_is_charged(reached: float, correct: int) -> None:
+    """Also that of a training that diverged; the control is a score without noise."""
     search = accounted(score_noise=4.0)
-    result: Any = SimpleNamespace(evaluations=[SimpleNamespace(score=0.7, records=200)])
-    noise = random.Random(0)
-    counts = 200 * np.array([score(search, result, noise) for _ in range(4000)])
-    assert counts.mean() == pytest.approx(140, abs=4 * 4 / 4000**0.5)
-    assert counts.std() == pytest.approx(4.0, rel=0.06)
-    assert score(replace(search, score_noise=None), result, noise) == 0.7
+    result: Any = SimpleNamespace(evaluations=[SimpleNamespace(score=reached, records=200)])
+
+    def is_noised(search: Search) -> bool:
+        noise = random.Random(0)
+        counts = 200 * np.array([score(search, result, noise) for _ in range(4000)])
+        if not np.isfinite(counts).all():
+            return False
+        near = abs(counts.mean() - correct) < 4 * 4 / 4000**0.5
+        return near and bool(abs(counts.std() / 4.0 - 1) < 0.06)
+
+    assert is_noised(search)
+    assert not is_noised(replace(search, score_noise=None))
+
+
+def test_a_public_score_is_that_of_the_records_and_the_worst_of_a_training_that_diverged() -> None:
+    for reached, expected in ((0.7, 0.7), (math.nan, -math.inf)):
+        result: Any = SimpleNamespace(evaluations=[SimpleNamespace(score=reached, records=200)])
+        assert score(accounted(), result, random.Random(0)) == expected
+
+
+def test_one_record_changes_the_count_of_a_net_that_diverged_by_one_at_most() -> None:
+    """What the noise of a score is calibrated to, with outputs that are not numbers."""
+    task = make_task("single-label", ["a", "b", "c"])
+    rng = np.random.default_rng(0)
+    outputs, labels = rng.normal(size=(20, 3)), rng.integers(0, 3, 20)
+
+    def right(rows: slice) -> int:
+        return round(task.scores(outputs[rows], labels[rows])["accuracy"] * len(labels[rows]))
+
+    for broken in (math.nan, math.inf, -math.inf):
+        outputs[-1] = broken  # one record alone is enough for outputs that are not finite
+        assert abs(right(slice(20)) - right(slice(19))) <= 1
+        assert right(slice(20)) > 1
 
 
 @pytest.fixture

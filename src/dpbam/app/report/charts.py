@@ -141,16 +141,24 @@ def dots(title: str, x_label: str, series: Sequence[Series], *, percent: bool = 
     return Panel(title, ("panel", "series", "category", "value", "low", "high"), rows, view)
 
 
-def forest(title: str, x_label: str, rows: Sequence[Row], colours: Sequence[str]) -> Panel:
+def forest(
+    title: str, x_label: str, rows: Sequence[Row], colours: Sequence[str], useful: Sequence[bool]
+) -> Panel:
     """Differences with their intervals, one line each from the top, and a dashed line at zero.
+
+    The axis has room for the useful rows: one diverged training would leave the others no width to
+    be read in. A triangle at the edge points to what lies outside, with its value.
 
     Args:
         title: of the panel.
         x_label: what is different, with its unit.
         rows: "setting", "difference", "low" and "high" each; NaN bounds draw no interval.
         colours: of the rows.
+        useful: which rows decide how far the axis reaches; if none does, all do.
     """
-    x = {"title": x_label, "scale": {"zero": True, "padding": 12}, "axis": {"tickCount": 6}}
+    least, most = _reach([row for row, use in zip(rows, useful, strict=True) if use] or rows)
+    scale = {"domain": [least, most], "nice": False, "clamp": True}
+    x = {"title": x_label, "scale": scale, "axis": {"tickCount": 6}}
     scale = {"domain": [row["setting"] for row in rows], "range": list(colours)}
     # one seed has no interval, and a tooltip would show its bounds as null
     bounds = ("low", "high") if any(math.isfinite(row["low"]) for row in rows) else ()
@@ -164,19 +172,44 @@ def forest(title: str, x_label: str, rows: Sequence[Row], colours: Sequence[str]
     zero = {"data": {"values": [{}]}, "mark": dashed, "encoding": {**at_zero, **height}}
     ends = {"x": quantity("low", **x), "x2": {"field": "high"}}
     names = text("setting", sort=None, title=None, axis={"labelFontSize": 13, "ticks": False})
+    middle = {"x": quantity("difference", **x), "tooltip": tooltip}
+    layers: list[Spec] = [
+        {"mark": {"type": "rule", "strokeWidth": 3}, "encoding": ends},
+        {
+            **_layer("circle", f"datum.difference >= {least} && datum.difference <= {most}"),
+            "mark": {"type": "circle", "size": 140, "opacity": 1},
+            "encoding": middle,
+        },
+        zero,
+    ]
+    sides = (("left", "low", f"< {least}", least, 9), ("right", "high", f"> {most}", most, -9))
+    for side, bound, beyond, edge, inwards in sides:
+        at_edge = {"x": {"datum": edge, "type": "quantitative"}, "tooltip": tooltip}
+        arrow = {"type": "point", "shape": f"triangle-{side}", "size": 160, "filled": True,
+                 "opacity": 1, "xOffset": inwards}  # fmt: skip
+        value = {"type": "text", "align": side, "dx": 2 * inwards, "fontSize": 12}
+        outside = f"datum.difference {beyond}"
+        layers += [
+            {**_layer("point", f"{outside} || datum.{bound} {beyond}", **at_edge), "mark": arrow},
+            {**_layer("text", outside, **at_edge, text=quantity("difference", format="+.3~g")),
+             "mark": value},
+        ]  # fmt: skip
     view = {
         "width": 820,
         "height": {"step": 44},
         "encoding": {"y": names, "color": text("setting", scale=scale, legend=None)},
-        "layer": [
-            {"mark": {"type": "rule", "strokeWidth": 3}, "encoding": ends},
-            {"mark": {"type": "circle", "size": 140, "opacity": 1},
-             "encoding": {"x": quantity("difference", **x), "tooltip": tooltip}},
-            zero,
-        ],
-    }  # fmt: skip
+        "layer": layers,
+    }
     columns = ("panel", "setting", "difference", "low", "high", "seeds")
     return Panel(title, columns, [{"panel": title, **row} for row in rows], view)
+
+
+def _reach(rows: Sequence[Row]) -> tuple[float, float]:
+    """Return where the axis of a forest plot begins and ends: zero and all intervals, and space."""
+    values = [row[name] for row in rows for name in ("difference", "low", "high")]
+    values = [0.0, *(value for value in values if math.isfinite(value))]
+    space = 0.06 * ((max(values) - min(values)) or 1.0)
+    return round(min(values) - space, 6), round(max(values) + space, 6)
 
 
 def scatter(title: str, x_label: str, y_label: str, series: Series) -> Panel:

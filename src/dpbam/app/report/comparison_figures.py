@@ -16,23 +16,25 @@ def differences(groups: Sequence[Group]) -> Figure:
     metrics = {run.metric for group in groups for run in group.runs}
     metric = metrics.pop() if len(metrics) == 1 else "accuracy"
     scale, unit = (100.0, ", in points") if metric == "accuracy" else (1.0, "")
-    rows, colours, sentences = [], [], []
+    rows, colours, useful, sentences = [], [], [], []
     for group, difference in paired(groups):
         values = {"difference": difference.mean, "low": difference.low, "high": difference.high}
         scaled = {name: scale * value for name, value in values.items()}
         rows.append({"setting": group.label, **scaled, "seeds": difference.count})
         colours.append(COLOURS[group.colour % len(COLOURS)])
-        sentences.append(f"{group.label}: {_sentence(difference, metric)}.")
+        useful.append(not any(run.useless for run in group.runs))
+        learned = "" if useful[-1] else ". It is not better than an answer that ignores the image"
+        sentences.append(f"{group.label}: {_sentence(difference, metric)}{learned}.")
     first = groups[0].label if groups else "the first"
-    label = f"{metric_label(metric)} minus that of {first}{unit}"
+    label = f"{metric_label(metric)} minus that of {first}{unit} (right of the line: better)"
     return Figure(
         "differences",
         f"Difference to {first}",
         f"Mean over the seeds that both have of the {metric_label(metric)} minus that of {first} "
         "with the same seed, and its 95% t interval. An interval that crosses the dashed line "
-        "shows no winner.",
+        "shows no winner. A triangle points to what lies outside of the picture.",
         "test",
-        [forest("", label, rows, colours)] if rows else (),
+        [forest("", label, rows, colours, useful)] if rows else (),
         "Paired differences need two settings that were trained with the same seeds: dpbam compare "
         "trains them. A page for publication has no seeds.",
         # one run has nothing to be compared with

@@ -106,7 +106,8 @@ def shown(value: object) -> str:
 
 def _final(metric: str, group: Group) -> str:
     values = [run.final for run in group.runs if run.metric == metric and run.final is not None]
-    return mean_text(values, partial(metric_text, metric)) if values else "–"
+    useless = ", useless" if any(run.useless for run in group.runs) else ""
+    return mean_text(values, partial(metric_text, metric)) + useless if values else "–"
 
 
 def _difference(by_label: Mapping[str, Estimate], group: Group) -> str:

@@ -236,14 +236,16 @@ class Study:
 def score(search: Search, result: RunResult, noise: random.Random) -> float:
     """Return a trial's main metric, the accuracy with noise if an accounted search asks for it.
 
-    (number correct + N(0, s^2)) / number of test records; that number is taken to be public.
+    (number correct + N(0, s^2)) / number of test records; that number is taken to be public. A
+    training that diverged has no records right: its score has the same noise as every other, since
+    which trial wins must depend on the test records by noised numbers alone. By a score that is
+    public it is the worst.
     """
     last = result.evaluations[-1]
-    if math.isnan(last.score):  # a training that diverged is the worst
-        return -math.inf
+    diverged = math.isnan(last.score)
     if search.score_noise is None:
-        return last.score
-    correct = round(last.score * last.records)
+        return -math.inf if diverged else last.score
+    correct = 0 if diverged else round(last.score * last.records)
     return (correct + noise.gauss(0.0, search.score_noise)) / last.records
 
 
