@@ -283,7 +283,7 @@ def test_an_audit_lists_what_is_wrong_and_the_rest_on_request(
     assert main(["audit", str(run)]) == 0
     shown = capsys.readouterr().out
     assert "│" not in shown  # a statement that nobody asked to be signed is nothing wrong
-    assert "Not signed: who vouches for the statement is not known." in shown
+    assert "signed" not in shown.partition("This means that")[0]
     edit_json(run / "privacy-statement.json", epsilon=1.0)
     assert main(["audit", str(run), "--all"]) == 1
     shown = capsys.readouterr().out
@@ -291,14 +291,14 @@ def test_an_audit_lists_what_is_wrong_and_the_rest_on_request(
     states = [state for state in states if state in ("WRONG", "right")]
     assert states == sorted(states, key=["WRONG", "right"].index)
     assert {*states} == {"WRONG", "right"}
-    assert "Not signed: who vouches for the statement is not known." in shown
+    assert "not signed" not in shown.lower()
     assert len(states) > 30
     cells = [line for line in shown.splitlines() if "q is batch size / n" in line]
     assert len(cells) == 2
     assert not [line for line in cells if re.search(r"[0-9]\.[0-9]{7}", line)]
     main(["audit", str(run), "--json"])
     answer = json.loads(capsys.readouterr().out)
-    assert {f["state"] for f in answer["findings"]} == {"wrong", "not checked", "right"}
+    assert {f["state"] for f in answer["findings"]} == {"wrong", "right"}
 
 
 def keys(folder: Path, name: str) -> tuple[Path, Path]:

@@ -75,7 +75,8 @@ def test_a_centre_that_is_gone_is_not_released_twice(config, tmp_path):
     unseeded = config.replace(seed=None)
     execute(unseeded, tmp_path / "run")
     (tmp_path / "run" / "feature-centre.json").unlink()
-    with pytest.raises(RunError, match="is gone"):
+    says = r"between the two, or the file was lost.*start a new run.*epsilon [\d.]+, spent here"
+    with pytest.raises(RunError, match=says):
         execute(unseeded, tmp_path / "run", resume=True)
 
 

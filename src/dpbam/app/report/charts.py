@@ -157,8 +157,8 @@ def forest(
         useful: which rows decide how far the axis reaches; if none does, all do.
     """
     least, most = _reach([row for row, use in zip(rows, useful, strict=True) if use] or rows)
-    scale = {"domain": [least, most], "nice": False, "clamp": True}
-    x = {"title": x_label, "scale": scale, "axis": {"tickCount": 6}}
+    reach: Spec = {"domain": [least, most], "nice": False, "clamp": True}
+    x: Spec = {"title": x_label, "scale": reach, "axis": {"tickCount": 6}}
     scale = {"domain": [row["setting"] for row in rows], "range": list(colours)}
     # one seed has no interval, and a tooltip would show its bounds as null
     bounds = ("low", "high") if any(math.isfinite(row["low"]) for row in rows) else ()
@@ -184,7 +184,7 @@ def forest(
     ]
     sides = (("left", "low", f"< {least}", least, 9), ("right", "high", f"> {most}", most, -9))
     for side, bound, beyond, edge, inwards in sides:
-        at_edge = {"x": {"datum": edge, "type": "quantitative"}, "tooltip": tooltip}
+        at_edge: Spec = {"x": {"datum": edge, "type": "quantitative"}, "tooltip": tooltip}
         arrow = {"type": "point", "shape": f"triangle-{side}", "size": 160, "filled": True,
                  "opacity": 1, "xOffset": inwards}  # fmt: skip
         value = {"type": "text", "align": side, "dx": 2 * inwards, "fontSize": 12}

@@ -36,6 +36,7 @@ from dpbam.app.runs.documents import ClassCounts, FeatureCentre
 from dpbam.app.runs.files import FORMAT
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.run import RunError
+from dpbam.privacy.rounding import up
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,8 +72,10 @@ def _release(folder: RunFolder, prepared: Prepared, oracle: PrivateGradientOracl
     config, unit = prepared.config, prepared.plan.unit
     if not oracle.randomness.seeded and oracle.ledger.released_before():
         raise RunError(
-            f"what was released before the first step is gone from {folder.path}, though it is on "
-            "the ledger, and the plan has no second release: restore its files, or start a new run"
+            f"the ledger of {folder.path} has the release before the first step, and the folder "
+            "does not have its file: the run was ended between the two, or the file was lost. A "
+            "second release is not in the plan: restore the file, or start a new run with another "
+            f"--out; epsilon {up(oracle.ledger.epsilon())}, spent here, adds to that of the new run"
         )
     sums: dict[str, Tensor] = {}
     std = config.release_centre or 0.0
