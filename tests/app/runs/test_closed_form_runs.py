@@ -69,11 +69,12 @@ def test_a_finished_run_resumes_to_the_same_model(finished, asked):
     assert (finished / "model.safetensors").read_bytes() == before
 
 
-def test_the_exported_model_predicts_the_same(finished, tmp_path):
-    pytest.importorskip("onnxscript")
-    for format in ("onnx", "safetensors"):
-        export(finished, format, tmp_path / format)
-        assert (tmp_path / format / "exported.json").exists()
+@pytest.mark.parametrize("format", [pytest.param("onnx", marks=pytest.mark.slow), "safetensors"])
+def test_the_exported_model_predicts_the_same(format, finished, tmp_path):
+    if format == "onnx":
+        pytest.importorskip("onnxscript")
+    export(finished, format, tmp_path / format)
+    assert (tmp_path / format / "exported.json").exists()
 
 
 def _written(tmp_path, name: str, **arrays):
