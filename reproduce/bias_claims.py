@@ -15,7 +15,7 @@ from statistics import fmean
 import numpy as np
 
 from dpbam.app.compare.statistics import Estimate, estimate
-from dpbam.app.report.bias_figures import Builder, bias
+from dpbam.app.report.training_figures import Builder, bias
 from dpbam.app.report.figure import Figure
 from dpbam.app.runs import RunRecord
 from reproduce import drawings

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from dpbam.app.report.bias_figures import (
+from dpbam.app.report.training_figures import (
     NOT_MEASURED,
     PLAIN,
     Reading,

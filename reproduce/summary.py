@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from dpbam.app.report.bias_figures import PLAIN, Reading, measured
+from dpbam.app.report.training_figures import PLAIN, Reading, measured
 from dpbam.app.report.charts import Series, dots
 from dpbam.app.report.figure import Figure
 from reproduce.accuracy_claims import paper

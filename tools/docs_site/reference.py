@@ -82,7 +82,7 @@ PAGES = {
              "dpbam.app.runs.rows dpbam.app.runs.first_release"),
             ("Report", "The HTML page and its figures.",
              "dpbam.app.report dpbam.app.report.html dpbam.app.report.figure "
-             "dpbam.app.report.charts dpbam.app.report.bias_figures dpbam.app.report.groups "
+             "dpbam.app.report.charts dpbam.app.report.training_figures dpbam.app.report.groups "
              "dpbam.app.report.records"),
             ("Comparing and searching",
              "Comparisons with paired seeds, and searches for hyper-parameters.",

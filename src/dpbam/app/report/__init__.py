@@ -6,7 +6,7 @@ it on the page and vl-convert in files. Importing this package imports neither t
 
 from __future__ import annotations
 
+from dpbam.app.report.html import draw, write_report
 from dpbam.app.report.records import ReportError
-from dpbam.app.report.write import draw, write_report
 
 __all__ = ["ReportError", "draw", "write_report"]

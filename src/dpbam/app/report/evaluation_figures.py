@@ -13,8 +13,9 @@ import numpy as np
 
 from dpbam.app.report.charts import Series, confusion_matrix, dots, lines, scatter
 from dpbam.app.report.figure import Figure, Panel, mean
-from dpbam.app.report.groups import PALETTE_SIZE, Group
-from dpbam.app.report.meaning import (
+from dpbam.app.report.groups import (
+    PALETTE_SIZE,
+    Group,
     Runs,
     gather_by_name,
     mean_of,
