@@ -60,7 +60,7 @@ def measure(options: argparse.Namespace, out: Path) -> None:
     import dpbam.training.trainer as training
     from dpbam.app.runs import RunConfig, checkpoint, prepare
     from dpbam.app.runs.folder import RunFolder
-    from dpbam.app.runs.recorder import Recorder
+    from dpbam.app.runs.rows import Recorder
     from dpbam.privacy.noise import GaussianNoise
 
     torch.set_num_threads(1)

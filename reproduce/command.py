@@ -248,7 +248,7 @@ def _show(result: Outcome) -> None:
 
 def _show_costs(recipes: list[Recipe], out: Path, seeds: int | None) -> None:
     """Print a table per recipe: runs, steps, sigma, memory, and time here and on a GPU."""
-    from dpbam.app.runs.timing import duration
+    from dpbam.app.runs.preparation import duration
     from reproduce.cost import GPU, recipe_costs
 
     screen, hours, seconds = console(), 0.0, 0.0

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpbam.app.runs import Prepared, RunConfig, RunSpec, prepare
-from dpbam.app.runs.timing import estimated_seconds
+from dpbam.app.runs.preparation import estimated_seconds
 from dpbam.engines.memory import LIMIT_BYTES, MOST_ROWS
 from dpbam.training.events import Reporter
 from reproduce.recipes import Recipe

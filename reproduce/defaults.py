@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpbam.app.runs.class_counts import offsets
+from dpbam.app.runs.first_release import offsets
 from dpbam.app.runs.first_release import shrunk
 from dpbam.auto import (
     AVERAGE,

@@ -20,8 +20,7 @@ from dpbam import catalogue
 from dpbam.app.cli import main
 from dpbam.app.report.records import read_run
 from dpbam.app.runs import ConfigError, RunConfig, execute
-from dpbam.app.search.search import Search
-from dpbam.app.search.space import parse_space
+from dpbam.app.search.search import Search, parse_space
 from dpbam.catalogue import CLIPPINGS, COMMANDS, ENCODERS, FILTERS, METHODS, MODELS, TASKS, Kind
 from dpbam.errors import ArgumentError
 from dpbam.filters import Filter

@@ -50,7 +50,7 @@ from checks import RARE, check_poisson, check_uncorrelated
 from dpbam import FlatClipping, __version__, _validate, mechanism
 from dpbam.app.audit.accountant import bracket
 from dpbam.app.cli import progress
-from dpbam.app.runs import ConfigError, RunError, load_run_model, own_code
+from dpbam.app.runs import ConfigError, RunError, load_run_model, meaning
 from dpbam.app.runs.documents import ModelFacts
 from dpbam.app.runs.files import FORMAT
 from dpbam.data import DataError, npz
@@ -353,7 +353,7 @@ OTHERS = {
         check_arrays_run_nothing, npz.NpzFile, "read", trusting
     ),
     "a model file that may call anything": Mistake(
-        check_files_run_no_code, own_code, "names_code", no_code_at_all
+        check_files_run_no_code, meaning, "names_code", no_code_at_all
     ),
 }
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dpbam import PrivacyPlan, PrivateGradientOracle, mechanism
 from dpbam.app.runs import first_release
-from dpbam.app.runs.features import FixedFeatureImages
+from dpbam.app.runs.feature_model import FixedFeatureImages
 from dpbam.app.runs.folder import RunFolder
 from dpbam.data import from_arrays
 from dpbam.errors import PlanViolationError

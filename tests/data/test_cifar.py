@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpbam.data import DataError, load, load_pair
-from dpbam.data.cifar import CLASSES_10, CLASSES_100, RELEASES, SUPERCLASSES_100
+from dpbam.data.built_in import CLASSES_10, CLASSES_100, RELEASES, SUPERCLASSES_100
 
 from .helpers import binary_cifar, tar_of, write_cifar10
 

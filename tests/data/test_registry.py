@@ -13,7 +13,7 @@ import dpbam.data
 from dpbam import catalogue
 from dpbam.app.cli import main
 from dpbam.catalogue import SOURCES
-from dpbam.data import DataError, data_root, digits, from_arrays, load, load_pair
+from dpbam.data import DataError, built_in, data_root, from_arrays, load, load_pair
 from dpbam.data.registry import is_function, is_public
 
 from .helpers import random_pixels, write_image
@@ -179,13 +179,13 @@ def test_the_file_is_read_once_per_process(monkeypatch):
         return load_digits()
 
     monkeypatch.setattr(sklearn.datasets, "load_digits", counting)
-    digits._splits.cache_clear()
+    built_in._split_digits.cache_clear()
     try:
         load_pair("digits")
         load("digits")
         load("digits", split="test")
     finally:
-        digits._splits.cache_clear()
+        built_in._split_digits.cache_clear()
     assert len(calls) == 1
 
 

@@ -25,8 +25,7 @@ from dpbam.app.runs import Budget, RunConfig, load_run_model, stored_config
 from dpbam.app.runs import checkpoint as checkpoints
 from dpbam.app.runs.files import read_json_lines
 from dpbam.data import decode
-from dpbam.data.cifar import read_batch
-from dpbam.data.imagenet32 import read_labels
+from dpbam.data.built_in import read_batch, read_labels
 from dpbam.data.labels_csv import read_rows
 from dpbam.data.npz import NpzFile, open_npz
 from dpbam.data.sources import Options

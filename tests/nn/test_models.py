@@ -22,7 +22,7 @@ from dpbam.nn import (
     build_model,
     check_model,
 )
-from dpbam.nn.blocks import (
+from dpbam.nn.models import (
     HalvingPool,
     activation_module,
     check_arguments,

@@ -77,9 +77,9 @@ PAGES = {
         "Run folders, reports, comparisons, searches, audits, and programs of your own.",
         [
             ("Runs", "Run folders: configuration, checkpoints, statement, budget.",
-             "dpbam.app.runs dpbam.app.runs.export dpbam.app.runs.pool dpbam.app.runs.timing "
-             "dpbam.app.runs.predict dpbam.app.runs.class_counts dpbam.app.runs.files "
-             "dpbam.app.runs.rows dpbam.app.runs.first_release"),
+             "dpbam.app.runs dpbam.app.runs.export dpbam.app.runs.pool dpbam.app.runs.preparation "
+             "dpbam.app.runs.predict dpbam.app.runs.files dpbam.app.runs.rows "
+             "dpbam.app.runs.first_release"),
             ("Report", "The HTML page and its figures.",
              "dpbam.app.report dpbam.app.report.html dpbam.app.report.figure "
              "dpbam.app.report.charts dpbam.app.report.training_figures dpbam.app.report.groups "
@@ -87,8 +87,7 @@ PAGES = {
             ("Comparing and searching",
              "Comparisons with paired seeds, and searches for hyper-parameters.",
              "dpbam.app.compare.comparison dpbam.app.compare.statistics "
-             "dpbam.app.search.search dpbam.app.search.selection "
-             "dpbam.app.search.space dpbam.app.search.study"),
+             "dpbam.app.search.search dpbam.app.search.selection dpbam.app.search.study"),
             ("Audit", "Checks of a finished run, and attacks on its model.", "dpbam.app.audit"),
             ("Programs",
              "A program of one function with the help, tables, progress and errors of `dpbam`, "

@@ -15,8 +15,8 @@ from dpbam import _validate
 from dpbam._names import ENCODER, did_you_mean, load_function
 from dpbam.catalogue import MODELS
 from dpbam.errors import ArgumentError, ArgumentTypeError
-from dpbam.nn.blocks import check_sides
 from dpbam.nn.encoders import load_encoder
+from dpbam.nn.models import check_sides
 from dpbam.nn.repair import has_batch_norm, replace_batch_norm
 
 Facts = Mapping[str, Any]  # arguments by name

@@ -30,7 +30,7 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 from dpbam.errors import ArgumentError
-from dpbam.nn.blocks import group_count
+from dpbam.nn.models import group_count
 from dpbam.params import modules_of
 
 _LEAST_VECTOR_GROUP = 16  # BatchNorm1d often has one value per channel: two become -1 and 1

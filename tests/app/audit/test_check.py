@@ -17,8 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.torch import load_file, save_file
 
 from dpbam.app.audit import accountant, check_run
-from dpbam.app.audit.check import passed, sign
-from dpbam.app.audit.exported import check_export
+from dpbam.app.audit.check import check_export, passed, sign
 from dpbam.app.cli import main
 from dpbam.app.runs import RunConfig, RunError, execute
 from dpbam.app.runs.documents import Statement

@@ -17,7 +17,7 @@ from dpbam.app.report.records import Run, read_run, unit_of
 from dpbam.app.report.statement import headline, privacy
 from dpbam.app.report.tables import results, side_by_side
 from dpbam.app.runs.documents import Statement
-from dpbam.app.runs.effects import used_settings
+from dpbam.app.runs.meaning import used_settings
 from dpbam.catalogue import FIGURES
 from dpbam.privacy.accounting import Charge, total_epsilon
 from tests.app.report.synthetic import statement, write_run

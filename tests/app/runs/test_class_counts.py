@@ -8,14 +8,14 @@ import pytest
 from dpbam.app.audit.check import check_run, passed
 from dpbam.app.runs import Budget, ConfigError, RunConfig, RunError, execute, prepare
 from dpbam.app.runs.bias import measure
-from dpbam.app.runs.class_counts import (
+from dpbam.app.runs.files import read_json
+from dpbam.app.runs.first_release import (
+    _release,
     balanced,
     contributions,
     offsets,
     sensitivity,
 )
-from dpbam.app.runs.files import read_json
-from dpbam.app.runs.first_release import _release
 from dpbam.app.runs.folder import RunFolder
 from dpbam.data import from_arrays
 from dpbam.privacy.accounting import Charge

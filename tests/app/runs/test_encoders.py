@@ -21,7 +21,7 @@ from dpbam.app.runs import (
     stored_config,
 )
 from dpbam.app.runs.facts import difference
-from dpbam.app.runs.features import EncoderImages, on_features
+from dpbam.app.runs.feature_model import EncoderImages, on_features
 from dpbam.app.runs.files import read_json
 from dpbam.app.runs.folder import RunFolder
 from dpbam.data import DataError, load

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dpbam.app.runs import levels
+from dpbam.app.runs import automatic
+from dpbam.app.runs.automatic import Level, best_change, expectation
 from dpbam.app.runs.config import RunConfig
-from dpbam.app.runs.levels import Level, best_change, expectation
 
 ROWS = tuple(
     Level(source, features, n, 10, epsilon, 40 + 2 * k + 5 * (epsilon == 3.0) + gain, 10.0)
@@ -19,7 +19,7 @@ ROWS = tuple(
 
 @pytest.fixture(autouse=True)
 def recorded(monkeypatch):
-    monkeypatch.setattr(levels, "recorded_levels", lambda: ROWS)
+    monkeypatch.setattr(automatic, "recorded_levels", lambda: ROWS)
 
 
 def config(**changes):

@@ -12,10 +12,9 @@ from dpbam.app.report.records import PUBLIC_SETTINGS, Run
 from dpbam.app.runs import RunConfig, RunError
 from dpbam.app.runs.facts import check_config
 from dpbam.app.runs.identity import config_digest
-from dpbam.app.runs.own_code import NAMES
+from dpbam.app.runs.meaning import NAMES
 from dpbam.app.runs.settings import Policy, named, policies, setting, settings
-from dpbam.app.search.search import Search
-from dpbam.app.search.space import parse_space
+from dpbam.app.search.search import Search, parse_space
 from dpbam.catalogue import METHODS
 from tests.results import run_facts
 

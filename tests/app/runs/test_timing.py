@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from dpbam.app.runs import RunConfig, prepare, timing
-from dpbam.app.runs.timing import estimated_seconds
+from dpbam.app.runs import RunConfig, preparation, prepare
+from dpbam.app.runs.preparation import estimated_seconds
 from dpbam.data import DataError, DataSet, Images
 from dpbam.privacy import ledger
 
@@ -68,7 +68,7 @@ def test_records_that_are_read_are_noticed(monkeypatch):
     def of_the_data(data, records):
         return data.batch(np.arange(records))[0]
 
-    monkeypatch.setattr(timing, "blank", of_the_data)
+    monkeypatch.setattr(preparation, "blank", of_the_data)
     with pytest.raises(DataError, match="a record was read"):
         estimated_seconds(prepared(), 32)
 
@@ -88,8 +88,10 @@ def test_it_charges_no_ledger_on_disk(monkeypatch):
 
 
 def test_more_steps_take_longer_by_their_number(monkeypatch):
-    monkeypatch.setattr(timing, "_step_seconds", lambda prepared, units, rows: 0.01 + 0.001 * units)
-    monkeypatch.setattr(timing, "_evaluation_seconds", lambda prepared: 0.0)
+    monkeypatch.setattr(
+        preparation, "_step_seconds", lambda prepared, units, rows: 0.01 + 0.001 * units
+    )
+    monkeypatch.setattr(preparation, "_evaluation_seconds", lambda prepared: 0.0)
     few, more = (estimated_seconds(prepared(epochs=epochs), 32) for epochs in (1, 3))
     assert few == pytest.approx(22 * 0.074)  # steps of 64 units, from 16 and 32
     assert more == pytest.approx(67 * 0.074)

@@ -21,9 +21,8 @@ from dpbam.app.runs import ConfigError, RunError, execute, load_run_model
 from dpbam.app.runs.folder import MARK, PUBLISHABLE, RunFolder
 from dpbam.app.runs.pool import StoppedError
 from dpbam.app.search import study as studies
-from dpbam.app.search.search import Search
+from dpbam.app.search.search import Search, parse_space
 from dpbam.app.search.selection import search_epsilon
-from dpbam.app.search.space import parse_space
 from dpbam.app.search.study import (
     Score,
     SearchResult,

@@ -11,8 +11,8 @@ import pytest
 from scipy import stats
 
 from dpbam.app.runs import ConfigError
+from dpbam.app.search.search import Domain, parse_space
 from dpbam.app.search.selection import search_epsilon, search_noise_multiplier
-from dpbam.app.search.space import Domain, parse_space
 from dpbam.privacy.accounting import Charge, epsilon
 
 TRIAL = Charge(noise_multiplier=3.0, sampling_rate=0.05, steps=60)

@@ -13,8 +13,7 @@ from dpbam.app.cli.search import show
 from dpbam.app.runs import ConfigError, load_run_model
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.predict import predict_files
-from dpbam.app.search.search import Search
-from dpbam.app.search.space import parse_space
+from dpbam.app.search.search import Search, parse_space
 from dpbam.app.search.study import BEST, SearchResult, conclude, do_trials
 from dpbam.data.dataset import TASKS
 from dpbam.tasks.scores import metric_label, metric_text

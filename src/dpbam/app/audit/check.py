@@ -1,7 +1,8 @@
 """``dpbam audit RUN``: is a run folder consistent with itself, and with a second accountant?
 
-Reads only; repairs nothing. Every check yields findings, right or wrong, in words. ``dpbam sign``
-signs what passes every check.
+Or the folder of an exported model: are its files the ones that were exported, and signed? Reads
+only; repairs nothing. Every check yields findings, right or wrong, in words. ``dpbam sign`` signs
+what passes every check.
 """
 
 from __future__ import annotations
@@ -15,15 +16,23 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from pydantic import ValidationError
 
-from dpbam.app.audit import exported
 from dpbam.app.audit.accountant import bracket, profile
-from dpbam.app.audit.evidence import Evidence, Finding, Release, digits
-from dpbam.app.audit.stated import SIGNATURE, STATED, signature
+from dpbam.app.audit.stated import (
+    SIGNATURE,
+    STATED,
+    Evidence,
+    Finding,
+    Release,
+    digits,
+    signature,
+    texts,
+)
 from dpbam.app.runs.automatic import not_by_rule
 from dpbam.app.runs.config import RunConfig, read_file
 from dpbam.app.runs.documents import (
     Attacks,
     DamagedFileError,
+    Exported,
     FeatureCentre,
     Statement,
     first_problem,
@@ -31,7 +40,9 @@ from dpbam.app.runs.documents import (
 from dpbam.app.runs.facts import difference
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
 from dpbam.app.runs.identity import (
+    EXPORTED,
     config_digest,
+    exported_files,
     file_digest,
     is_export,
     public_key,
@@ -85,8 +96,8 @@ def audit(folder: str | Path, operator: Path | None = None) -> Audit:
         RunError: if there is neither, or a file cannot be read.
     """
     if is_export(RunFolder(folder)):
-        findings = exported.check_export(folder, operator)
-        return Audit(findings, exported.MEANS, exported.DOES_NOT_MEAN)
+        findings = check_export(folder, operator)
+        return Audit(findings, EXPORT_MEANS, EXPORT_DOES_NOT_MEAN)
     return Audit(check_run(folder, operator), MEANS, DOES_NOT_MEAN)
 
 
@@ -408,3 +419,60 @@ def _charged(sigma: float, others: Iterable[float]) -> float:
 
 def _same(check: str, one: float, other: float) -> Finding:
     return Finding(check, math.isclose(one, other, rel_tol=1e-9), digits(one, other))
+
+
+EXPORT_MEANS = (
+    "the folder's files are those that exported.json lists, no more and no less; the privacy "
+    "statement among them is about the model that was exported, and lets it be published"
+)
+EXPORT_DOES_NOT_MEAN = (
+    "that the statement is true (for that, audit the run's folder); that the exported file "
+    "computes what the run's model does (dpbam export compares their predictions); or, "
+    "without a signature and the operator's public key, that the list of files is the operator's"
+)
+
+
+def check_export(folder: str | Path, operator: Path | None = None) -> list[Finding]:
+    """Every finding about the exported folder.
+
+    Args:
+        folder: what ``dpbam export`` wrote.
+        operator: the operator's public key (PEM); ``exported.json`` must then be signed with it.
+
+    Raises:
+        RunError: if a file cannot be read.
+    """
+    export = RunFolder(folder)
+    strangers = list(export.strangers())
+    if strangers:
+        return [Finding("no link leads out of the folder, all files are plain", False,
+                        strangers[0])]  # fmt: skip
+    if not export.statement_json.is_file():
+        raise RunError(f"{export.statement_json} is missing: export the run anew")
+    key = None if operator is None else public_key(operator)
+    try:
+        return [*_exported_files(export), *_exported_statement(export), *signature(export, key)]
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        return [Finding("export", False, f"a field is missing or of the wrong kind: {error}")]
+
+
+def _exported_files(export: RunFolder) -> Iterator[Finding]:
+    listed = Exported.read(export.path / EXPORTED).files
+    there = exported_files(export)
+    odd = sorted({*listed} ^ {*there})
+    yield Finding("the folder holds the files that were exported, no others", not odd,
+                  ", ".join(odd) or f"{len(there)} files")  # fmt: skip
+    for name in sorted({*listed} & {*there}):
+        same = there[name] == listed[name]
+        yield Finding(f"{name} is the file that was exported", same, str(listed[name]))
+
+
+def _exported_statement(export: RunFolder) -> Iterator[Finding]:
+    statement = Statement.read(export.statement_json)
+    weights = export.weights.name
+    source = Exported.read(export.path / EXPORTED).exported_from.get(weights, "")
+    yield Finding("the statement is about the model that was exported",
+                  statement.identity.files.get(weights) == source, source)  # fmt: skip
+    allowed = statement.private and weights in statement.may_be_published
+    yield Finding("the statement lets the model be published", allowed, weights)
+    yield from texts(export, statement)

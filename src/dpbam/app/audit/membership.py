@@ -45,8 +45,8 @@ from dpbam.app.report.charts import Series, lines
 from dpbam.app.report.figure import Figure, Panel
 from dpbam.app.runs.config import RunConfig
 from dpbam.app.runs.folder import RunFolder, stored_config
+from dpbam.app.runs.meaning import NAMES, names_code
 from dpbam.app.runs.model_file import load_run_model
-from dpbam.app.runs.own_code import NAMES, names_code
 from dpbam.app.runs.pool import Send, run_tasks
 from dpbam.app.runs.preparation import Prepared, prepare
 from dpbam.app.runs.run import RunError

@@ -1,28 +1,114 @@
-"""Checks of a statement's words: each is computed again from the run's other files.
+"""What a run folder holds, as an audit reads it; and the checks of its statement's words.
 
-Settings determine most of them; the rest are in the run's facts, its log of evaluations and the
-budget's file. What only the statement has is not checked: the day on which it was written.
+Each word is computed again from the run's other files. Settings determine most of them; the rest
+are in the run's facts, its log of evaluations and the budget's file. What only the statement has is
+not checked: the day on which it was written.
 """
 
 from __future__ import annotations
 
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated, NamedTuple
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from dpbam._version import __version__
-from dpbam.app.audit.evidence import Evidence, Finding, digits
 from dpbam.app.runs.budget import Budget, by_kind
 from dpbam.app.runs.card import model_card
-from dpbam.app.runs.documents import ModelFacts, Statement
+from dpbam.app.runs.config import RunConfig
+from dpbam.app.runs.documents import ModelFacts, RunFacts, Statement
 from dpbam.app.runs.files import FORMAT
 from dpbam.app.runs.folder import MARK, RunFolder
 from dpbam.app.runs.identity import signed_files, today, verified
 from dpbam.app.runs.run import RunError
 from dpbam.app.runs.statement import evaluated_on, settled
 from dpbam.app.runs.statement_text import to_html, to_markdown
-from dpbam.privacy.accounting import total_epsilon
+from dpbam.errors import ArgumentError
+from dpbam.privacy.accounting import Charge, total_epsilon
+from dpbam.privacy.ledger import BEFORE
+
+
+class Finding(NamedTuple):
+    """One check: what was asked, whether it is right, and what was seen.
+
+    Attributes:
+        skipped: nothing is wrong, but there was nothing to check, such as no signature.
+    """
+
+    check: str
+    right: bool
+    seen: str
+    skipped: bool = False
+
+    @property
+    def state(self) -> str:
+        """What to show: "right", "wrong" or "not checked"."""
+        if not self.right:
+            return "wrong"
+        return "not checked" if self.skipped else "right"
+
+
+def _composable(sigma: float) -> float:
+    if sigma and not 1e-6 <= sigma <= 1e9:
+        raise ArgumentError("an accountant needs 0, or a number from 1e-6 to 1e9")
+    return sigma
+
+
+def digits(*values: float) -> str:
+    """Return numbers with six significant digits; with all where six would hide a difference.
+
+    Example:
+        >>> digits(1.4400783973845355, 1.4400783973845355), digits(1.0, 1.0000001)
+        ('1.44008', '1.0; 1.0000001')
+    """
+    short = [f"{value:.6g}" for value in values]
+    if len({*values}) > len({*short}):
+        return "; ".join(map(repr, values))
+    return "; ".join(dict.fromkeys(short))
+
+
+class Release(BaseModel):
+    """One entry of a ledger, read apart from the ledger's own code; other fields are left alone."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    stream: str
+    step: Annotated[int, Field(ge=0)]
+    noise_multiplier: Annotated[float, AfterValidator(_composable)]
+    sampling_rate: Annotated[float, Field(gt=0, le=1)]
+
+    @property
+    def is_step(self) -> bool:
+        """Whether it is a step, and not a release before the first."""
+        return not self.stream.endswith(BEFORE)
+
+
+class Evidence(NamedTuple):
+    """What the folder holds."""
+
+    folder: RunFolder
+    facts: RunFacts
+    config: RunConfig
+    releases: list[Release]
+    torn: bool
+    statement: Statement
+    operator_key: str | None = None  # the public key that is expected
+
+    @property
+    def charges(self) -> list[Charge]:
+        """The ledger's steps, equal ones together."""
+        counts = Counter((one.noise_multiplier, one.sampling_rate) for one in self.releases)
+        return [Charge(sigma, q, k) for (sigma, q), k in sorted(counts.items())]
+
+    @property
+    def steps(self) -> list[Release]:
+        """The steps, without releases before the first."""
+        return [one for one in self.releases if one.is_step]
+
 
 _OF_A_SEARCH = {"tuned_on", "may_be_published", "must_not_be_published"}  # in a trial's statement
 _PRIVACY = "\n## Privacy\n"  # the card's last part; before it an operator may add figures

@@ -12,8 +12,8 @@ from dpbam.privacy.rounding import down, up
 
 if TYPE_CHECKING:
     from dpbam.app.audit import MembershipResult
-    from dpbam.app.audit.evidence import Finding
     from dpbam.app.audit.membership import Rate
+    from dpbam.app.audit.stated import Finding
 
 
 def audit(

@@ -34,7 +34,7 @@ from dpbam.app.runs.documents import SavedEvaluation, Statement
 from dpbam.app.runs.escaping import cell
 from dpbam.app.runs.files import plain, write_atomic
 from dpbam.app.runs.folder import RunFolder
-from dpbam.app.runs.own_code import check_code
+from dpbam.app.runs.meaning import check_code
 from dpbam.app.runs.predict import (
     Prediction,
     evaluate_dataset,

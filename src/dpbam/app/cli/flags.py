@@ -16,9 +16,8 @@ from pydantic import BaseModel
 from dpbam._names import AUTO
 from dpbam.app.cli.output import HELP_ALL, option
 from dpbam.app.runs.config import ConfigError, RunConfig, read_file
-from dpbam.app.runs.effects import switched_off_by
 from dpbam.app.runs.folder import stored_config
-from dpbam.app.runs.own_code import check_code
+from dpbam.app.runs.meaning import check_code, switched_off_by
 from dpbam.app.runs.settings import Setting, policies, settings
 from dpbam.errors import DPBAMError
 

@@ -11,8 +11,7 @@ from dpbam.app.cli.output import Json, console, facts, note, option, print_json,
 from dpbam.app.cli.progress import resumable
 from dpbam.app.runs import prepare
 from dpbam.app.runs.config import ConfigError
-from dpbam.app.search.search import Search
-from dpbam.app.search.space import parse_space
+from dpbam.app.search.search import Search, parse_space
 from dpbam.app.search.study import BEST, SearchResult, conclude, do_trials
 from dpbam.privacy.rounding import up
 

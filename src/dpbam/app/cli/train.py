@@ -18,12 +18,11 @@ from dpbam.app.cli.flags import ConfigFile, resumed_config, run_config, settings
 from dpbam.app.cli.output import console, facts, note, number, option, print_json, say, warn
 from dpbam.app.cli.progress import JsonLinesReporter, LiveReporter, QuietReporter
 from dpbam.app.runs import RunConfig, RunInterruptedError, RunResult, execute, prepare
-from dpbam.app.runs.automatic import with_default_model
+from dpbam.app.runs.automatic import best_change, expectation, with_default_model
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
-from dpbam.app.runs.levels import best_change, expectation
+from dpbam.app.runs.preparation import duration
 from dpbam.app.runs.spending import preview
 from dpbam.app.runs.statement import released_files
-from dpbam.app.runs.timing import duration
 from dpbam.distributed import Ranks, joined, launched
 from dpbam.errors import ArgumentError
 from dpbam.privacy.rounding import up

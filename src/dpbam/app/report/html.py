@@ -29,7 +29,7 @@ from dpbam.app.report.groups import Group, groups, meaning
 from dpbam.app.report.records import ReportError, Run, read_runs, unit_of
 from dpbam.app.report.statement import headline, privacy
 from dpbam.app.report.tables import results, shown, side_by_side
-from dpbam.app.runs.effects import used_settings
+from dpbam.app.runs.meaning import used_settings
 from dpbam.app.runs.run import RunError
 from dpbam.catalogue import FIGURES, load
 

@@ -12,9 +12,9 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from dpbam import _validate
+from dpbam.app.runs.automatic import best_change
 from dpbam.app.runs.config import RunConfig
 from dpbam.app.runs.folder import RunFolder
-from dpbam.app.runs.levels import best_change
 from dpbam.app.runs.preparation import Prepared, prepare
 from dpbam.errors import ArgumentError
 from dpbam.privacy.plan import replace_quietly

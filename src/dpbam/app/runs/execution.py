@@ -36,7 +36,7 @@ from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.identity import identity
 from dpbam.app.runs.model_file import save_run_model
 from dpbam.app.runs.preparation import Prepared, prepare
-from dpbam.app.runs.recorder import Recorder, TensorBoard
+from dpbam.app.runs.rows import Recorder, TensorBoard
 from dpbam.app.runs.run import RunError, RunInterruptedError, RunResult, RunSpec, graceful
 from dpbam.app.runs.statement import statement, write_statement
 from dpbam.distributed import EndedElsewhereError, RankLostError, Ranks
@@ -309,7 +309,7 @@ class _Session:
 
     def _watch_features(self) -> None:
         """Report every ten seconds how far the features are, which are computed when first read."""
-        from dpbam.app.runs.features import FixedFeatureImages
+        from dpbam.app.runs.feature_model import FixedFeatureImages
 
         reported = time.monotonic()
 

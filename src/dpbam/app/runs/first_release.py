@@ -8,8 +8,24 @@ again. Noise of deviation s in each of D coordinates adds D s^2 to the square of
 centre is k m with k = 1 - D s^2 / |m|^2, at least 0 (James and Stein), so that noise alone is not
 subtracted.
 
+**The counts.** A unit's contribution c is the mean over its records of their classes (one-hot),
+findings (0 and 1 each) or shares of the pixels, so that its length s is at most 1, or sqrt(L) for L
+findings, whatever its number of records. Weights are functions of the noised counts and the public
+n, so they cost nothing more:
+
+====================================  ====================================
+single-label, segmentation            w_k = n / (K c_k)
+multi-label                           w_k = (n - c_k) / c_k, at least 1
+====================================  ====================================
+
+A count below its noise is replaced by it, so that noise alone makes no weight large. With
+``balance`` a, the counts of a single-label task do not weigh the loss: they give the offsets a log
+pi_k of the classes' frequencies pi (:class:`~dpbam.tasks.single_label.SingleLabel`), which act
+whatever the clipping norm is. The frequencies' distance from uniform is shrunk by what of its
+square is noise, so that noise alone makes no class frequent.
+
 **The release.** A unit contributes (c, x): its class counts c, of length at most s
-(:mod:`dpbam.app.runs.class_counts`), and the mean x of its records' features, of length at most 1.
+(above), and the mean x of its records' features, of length at most 1.
 The sum of c gets noise of sigma_c s in each coordinate, the sum of x noise of sigma_x.
 
 Guarantee: one Gaussian mechanism on all units (q = 1) with the noise multiplier
@@ -26,12 +42,12 @@ functions of what was released and of n.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpbam.app.runs.class_counts import contributions, sensitivity, set_class_weights
 from dpbam.app.runs.documents import ClassCounts, FeatureCentre
 from dpbam.app.runs.files import FORMAT
 from dpbam.app.runs.folder import RunFolder
@@ -42,6 +58,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dpbam.app.runs.preparation import Prepared
+    from dpbam.data import DataSet
     from dpbam.oracle import PrivateGradientOracle
 
 Floats = NDArray[np.float64]
@@ -104,7 +121,7 @@ def feature_sum(prepared: Prepared) -> Floats:
 
     A row is as long as 1 at most; rounding may have made it longer by a bit, so it is cut here.
     """
-    from dpbam.app.runs.features import FixedFeatureImages
+    from dpbam.app.runs.feature_model import FixedFeatureImages
 
     images = prepared.seen.train.images
     assert isinstance(images, FixedFeatureImages)
@@ -145,3 +162,66 @@ def shrunk(mean: Floats, noise: float) -> Floats:
     square = float(mean @ mean)
     share = 1 - len(mean) * noise**2 / square if square else 0.0
     return np.asarray(max(0.0, share) * mean)
+
+
+def set_class_weights(stored: ClassCounts, prepared: Prepared) -> None:
+    """Set the task's weights, or its offsets, from the run's released counts."""
+    import torch
+
+    from dpbam.tasks.single_label import SingleLabel
+
+    task = prepared.task
+    counts = np.array([stored.counts[name] for name in task.class_names])
+    if isinstance(task, SingleLabel) and prepared.config.balance:
+        adjustment = offsets(counts, stored.noise, prepared.plan.n, prepared.config.balance)
+        task.offsets.copy_(torch.from_numpy(adjustment))
+        return
+    weights = balanced(counts, stored.noise, prepared.plan.n, task.several_labels)
+    task.weights.copy_(torch.from_numpy(weights))
+
+
+def sensitivity(train: DataSet) -> float:
+    """Return the most by which one unit changes the counts, as a vector."""
+    return math.sqrt(train.num_classes) if train.task == "multi-label" else 1.0
+
+
+def contributions(train: DataSet, units: NDArray[Any] | None) -> Floats:
+    """Return what each unit adds to the counts: [U, K], the mean of its records' shares."""
+    shares = train.class_shares()
+    if units is None:
+        return shares
+    _, owner, records = np.unique(units, return_inverse=True, return_counts=True)
+    sums = np.zeros((len(records), shares.shape[1]))
+    np.add.at(sums, owner, shares)
+    return np.asarray(sums / records[:, None])
+
+
+def offsets(counts: Floats, noise: float, n: int, balance: float) -> Floats:
+    """Return a log pi_k from noised counts: pi is their share of n, shrunk towards uniform.
+
+    The squared distance from uniform is |c/n - 1/K|^2, of which (K - 1) (noise / n)^2 is expected
+    of noise alone; a class has at least a fifth of a uniform one's frequency.
+
+    Example:
+        >>> offsets(np.array([750.0, 250.0]), noise=10.0, n=1000, balance=0.5).round(2)
+        array([-0.14, -0.69])
+        >>> offsets(np.array([40.0, 60.0]), noise=30.0, n=100, balance=1.0).round(2)
+        array([-0.69, -0.69])
+    """
+    classes = len(counts)
+    away = counts / n - 1 / classes
+    square = float(away @ away)
+    signal = 1 - (classes - 1) * (noise / n) ** 2 / square if square else 0.0
+    shares = np.maximum(1 / classes + max(0.0, signal) * away, 0.2 / classes)
+    return np.asarray(balance * np.log(shares / shares.sum()))
+
+
+def balanced(counts: Floats, noise: float, n: int, findings: bool) -> Floats:
+    """Return the weights of classes, or of findings, from their noised counts.
+
+    Example:
+        >>> balanced(np.array([900.0, 100.0, -7.0]), noise=20.0, n=1000, findings=False).round(2)
+        array([ 0.37,  3.33, 16.67])
+    """
+    c = np.maximum(counts, max(1.0, noise))
+    return np.asarray(np.maximum((n - c) / c, 1.0) if findings else n / (len(c) * c))

@@ -16,7 +16,7 @@ from dpbam._version import __version__
 from dpbam.app.runs.documents import ModelFacts
 from dpbam.app.runs.files import FORMAT, plain, write_atomic
 from dpbam.app.runs.folder import RunFolder
-from dpbam.app.runs.own_code import check_code, names_code
+from dpbam.app.runs.meaning import check_code, names_code
 from dpbam.app.runs.run import RunError
 from dpbam.catalogue import Arguments
 from dpbam.errors import ArgumentError

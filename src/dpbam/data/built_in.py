@@ -1,27 +1,38 @@
-"""CIFAR-10 and CIFAR-100 in the official binary archives.
+"""The data sets that everyone has: digits, CIFAR-10, CIFAR-100 and ImageNet32.
 
-From https://www.cs.toronto.edu/~kriz/cifar.html, which publishes the md5 sums. Searched in this
-order, under the path given after the name, else under the data root:
+digits: scikit-learn's handwritten digits, 1797 grey images of 8 x 8, embedded, no download.
 
-1. the unpacked folder (or the path itself, if it is that folder);
-2. the archive (or the path itself), which is unpacked into the data root;
-3. without a path: a download into the data root.
+CIFAR: the official binary archives from https://www.cs.toronto.edu/~kriz/cifar.html, which
+publishes the md5 sums. Searched in this order, under the path given after the name, else under the
+data root: the unpacked folder (or the path itself, if it is that folder); the archive (or the path
+itself), which is unpacked into the data root; without a path, a download into the data root. The
+python archives hold the same images as pickles, which are never read: unpickling can run code.
 
-The python archives hold the same images as pickles, which are never read: unpickling can run code.
+ImageNet32: the 1,281,167 and 50,000 images of ImageNet at 32 x 32, in the official ``.npz`` files
+``train_data_batch_1.npz`` .. ``_10.npz`` and ``val_data.npz``: 'data' uint8 [N, 3072] and 'labels'
+1..1000. They are in Imagenet32_train_npz.zip and Imagenet32_val_npz.zip, from
+https://image-net.org/download-images (an account is needed). The images are copied once into arrays
+under the data root (4 GB in all), which are memory-mapped. The validation set is the test split, as
+in the paper.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpbam.data.base import ArrayImages, Concatenated, DataError, Pixels
+from dpbam.data.arrays import from_arrays
+from dpbam.data.base import ArrayImages, Concatenated, DataError, Pixels, require
+from dpbam.data.dataset import DataSet
 from dpbam.data.fetch import download, extract, verify
+from dpbam.data.npz import NpzFile
 from dpbam.data.sources import Options, Splits, Table
+from dpbam.data.split import held_out
 
 _PIXELS = 3 * 32 * 32
 _HOME = "https://www.cs.toronto.edu/~kriz"
@@ -183,3 +194,82 @@ def read_batch(path: Path, label_bytes: int) -> tuple[Pixels, NDArray[np.int64]]
     records = raw.reshape(-1, size)
     pixels = records[:, label_bytes:].reshape(-1, 3, 32, 32)
     return pixels, records[:, :label_bytes].astype(np.int64)
+
+
+_LEVELS = 16  # scikit-learn counts ink in 0..16
+
+
+def open_digits(argument: str, options: Options) -> Splits:
+    """Return a fixed stratified split: 80% to train, 20% to test."""
+    train, test = _split_digits()
+    return {"train": train, "test": test}
+
+
+@cache  # parsed once per process: a data set cannot be changed, so that all callers may share it
+def _split_digits() -> tuple[DataSet, DataSet]:
+    raw = require("sklearn.datasets", "the data set digits").load_digits()
+    pixels = (raw.images * (255 / _LEVELS)).round().astype(np.uint8)
+    pixels.setflags(write=False)
+    train, test = held_out(from_arrays(pixels, raw.target, name="digits"))
+    return replace(train, name="digits/train"), replace(test, name="digits/test")
+
+
+_CLASSES = 1000
+_FILES = {
+    "train": tuple(f"train_data_batch_{k}.npz" for k in range(1, 11)),
+    "test": ("val_data.npz",),
+}
+_UNPACKED = {"train": "Imagenet32_train_npz", "test": "Imagenet32_val_npz"}  # the zips' folders
+_WAY_OUT = (
+    "unpack Imagenet32_train_npz.zip and Imagenet32_val_npz.zip (from "
+    "https://image-net.org/download-images) into it"
+)
+
+
+def open_imagenet32(argument: str, options: Options) -> Splits:
+    """Find the files in the path given, else in ``imagenet32`` under the data root."""
+    folder = Path(argument).expanduser() if argument else options.folder / "imagenet32"
+    if not folder.is_dir():
+        raise DataError(f"there is no folder {folder}: {_WAY_OUT}")
+    return {split: _list_imagenet32(split, folder, options) for split in _FILES}
+
+
+def _list_imagenet32(split: str, folder: Path, options: Options) -> Table:
+    unpacked = folder / _UNPACKED[split]
+    base = unpacked if unpacked.is_dir() else folder
+    missing = [name for name in _FILES[split] if not (base / name).is_file()]
+    if missing:
+        raise DataError(f"{base} lacks {', '.join(missing)}: {_WAY_OUT}")
+    files = [NpzFile(base / name, options.folder) for name in _FILES[split]]
+    return Table(
+        name=f"imagenet32/{split}",
+        labels=np.concatenate([read_labels(file) for file in files]) - 1,  # 1..1000 -> 0..999
+        open_images=lambda: Concatenated([
+            ArrayImages(file.map_array("data").reshape(-1, 3, 32, 32)) for file in files
+        ]),
+        class_names=_class_names(folder / "map_clsloc.txt"),
+        task="single-label",
+    )  # fmt: skip
+
+
+def read_labels(file: NpzFile) -> NDArray[np.int64]:
+    """Return the labels [N] of one file, if it has one for each of its images [N, 3072]."""
+    absent = [name for name in ("data", "labels") if name not in file.names]
+    if absent:
+        raise DataError(f"{file.path} has no {absent[0]!r}: it is not an official file")
+    labels = file.read("labels")
+    good = labels.ndim == 1 and labels.size and labels.dtype.kind in "iu"
+    if not good or file.header("data") != ((labels.size, _PIXELS), np.dtype(np.uint8)):
+        raise DataError(f"{file.path} does not hold uint8 data [N, {_PIXELS}] with a label each")
+    if labels.min() < 1 or labels.max() > _CLASSES:
+        raise DataError(f"{file.path} has labels outside 1..{_CLASSES}: it is not an official file")
+    return labels.astype(np.int64)
+
+
+def _class_names(path: Path) -> tuple[str, ...]:
+    """Names from the official map_clsloc.txt ("n02119789 1 kit_fox"), else the numbers."""
+    names = {k: str(k) for k in range(1, _CLASSES + 1)}
+    if path.is_file():
+        rows = [line.split() for line in path.read_text().splitlines()]
+        names |= {int(row[1]): row[2] for row in rows if len(row) == 3 and row[1].isdigit()}
+    return tuple(names[k] for k in range(1, _CLASSES + 1))
