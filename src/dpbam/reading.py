@@ -124,25 +124,19 @@ class OneByOne(Dataset[Any]):
         with _generators_restored() as moved:
             while True:
                 seeded = set(self._drawing)
-                batch = use((self._item(*each) for each in records_and_keys), count)
+                batch = use(self._items(records_and_keys), count)
                 unseeded = moved() - seeded
                 if not unseeded:
                     return batch
                 self._drawing |= unseeded  # read again, with these at the key of each record
 
-    def _item(self, record: int, key: int) -> Any:
-        """Read a record with the generators that are drawn from at its key."""
-        if not self._drawing:
-            return self._dataset[record]
-        if "torch" in self._drawing:
-            torch.default_generator.manual_seed(key)
-        if "cuda" in self._drawing:
-            torch.cuda.manual_seed_all(key)
-        if "numpy" in self._drawing:
-            np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002
-        if "random" in self._drawing:
-            random.seed(key)
-        return self._dataset[record]
+    def _items(self, records_and_keys: Sequence[Drawn]) -> Iterator[Any]:
+        """Read one record after another, with the generators that are drawn from at its key."""
+        dataset, seeds = self._dataset, [_SEEDS[name] for name in self._drawing]
+        for record, key in records_and_keys:
+            for seed in seeds:
+                seed(key)
+            yield dataset[record]
 
     def _row(self, item: Any) -> Any:
         batch = self._collate([item])
@@ -166,46 +160,63 @@ def _stack(items: Iterator[Any], count: int) -> Any:
 
     Each is copied when it is read: it may be a buffer that the next record is read into.
     """
-    columns: list[Any] = []
-    kinds: list[Any] = []
     form: Any = None  # the keys, or the number of parts
+    leaves: Any
+    its_form: Any
+    columns: list[tuple[Any, Any, Any]] = []
     for place, item in enumerate(items):
-        if type(item) not in (tuple, dict):
+        if type(item) is tuple:
+            leaves, its_form = item, len(item)
+        elif type(item) is dict:
+            leaves, its_form = item.values(), tuple(item)
+        else:
             return None
-        leaves = item if type(item) is tuple else tuple(item.values())
         if not place:
-            form, kinds = _form(item), [_leaf_kind(leaf) for leaf in leaves]
-            columns = [_new_column(kind, count) for kind in kinds]
-        if None in kinds or _form(item) != form:
+            form = its_form
+            columns = [_new_column(leaf, count) for leaf in leaves]
+        if its_form != form:
             return None
-        for column, (kind, shape), leaf in zip(columns, kinds, leaves, strict=True):
-            if type(leaf) is int and kind is int:
+        # the usual leaf first, and shapes in NumPy, which takes a quarter of the time
+        for (kind, shape, column), leaf in zip(columns, leaves, strict=False):
+            if type(leaf) is Tensor and leaf.dtype is kind:
+                entries = leaf.numpy(force=True)
+                if entries.shape != shape:
+                    return None
+                column[place] = entries
+            elif type(leaf) is int and kind is int:
                 column.append(leaf)
-            elif type(leaf) is Tensor and leaf.dtype is kind and leaf.shape == shape:
-                column[place] = leaf.numpy(force=True)
             else:
                 return None
-    tensors = [torch.as_tensor(column) for column in columns]
+    tensors = [torch.as_tensor(column) for _, _, column in columns]
     return tensors if isinstance(form, int) else dict(zip(form, tensors, strict=True))
 
 
-def _form(item: Any) -> Any:
-    return len(item) if type(item) is tuple else tuple(item)
+def _new_column(leaf: Any, count: int) -> tuple[Any, Any, Any]:
+    """Return the type and shape that all records must have, and what holds ``count`` of them.
 
-
-def _new_column(kind: Any, count: int) -> Any:
-    if kind is None or kind[0] is int:
-        return []
-    return torch.empty((count, *kind[1]), dtype=kind[0]).numpy()
-
-
-def _leaf_kind(leaf: Any) -> Any:
-    """Return the type and shape that all records must have; None for what is not stacked here."""
+    Of a leaf that is not stacked here, the type is that of no leaf.
+    """
     if type(leaf) is int:
-        return int, ()
-    if type(leaf) is not Tensor or not leaf.is_cpu or leaf.layout != torch.strided:
-        return None
-    return None if leaf.dtype == torch.bfloat16 else (leaf.dtype, leaf.shape)  # NumPy has none
+        return int, (), []
+    # NumPy has no bfloat16
+    if (
+        type(leaf) is not Tensor
+        or not leaf.is_cpu
+        or leaf.layout != torch.strided
+        or leaf.dtype == torch.bfloat16
+    ):
+        return None, (), None
+    column = torch.empty((count, *leaf.shape), dtype=leaf.dtype).numpy()
+    return leaf.dtype, tuple(leaf.shape), column
+
+
+# from a record's key to the state of a global generator
+_SEEDS: dict[str, Callable[[int], object]] = {
+    "torch": torch.default_generator.manual_seed,
+    "cuda": torch.cuda.manual_seed_all,
+    "numpy": lambda key: np.random.seed(key & 0xFFFFFFFF),  # noqa: NPY002
+    "random": random.seed,
+}
 
 
 def _devices() -> list[int]:

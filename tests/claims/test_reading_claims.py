@@ -133,7 +133,7 @@ def seed_all() -> None:
 
 
 def from_one_stream(real: Any) -> Any:
-    return lambda self, record, key: self._dataset[record]
+    return lambda self, drawn: (self._dataset[record] for record, _ in drawn)
 
 
 def all_at_once(real: Any) -> Any:
@@ -161,7 +161,7 @@ MISTAKES = {
         check_the_draws_of_a_record_are_its_own, reading, "_positions", never_moved
     ),
     "one stream for all records": Mistake(
-        check_the_draws_of_a_record_are_its_own, OneByOne, "_item", from_one_stream
+        check_the_draws_of_a_record_are_its_own, OneByOne, "_items", from_one_stream
     ),
     "a seed that only some batches have": Mistake(
         check_a_record_that_draws_changes_no_seed_of_others,
