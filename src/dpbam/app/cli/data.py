@@ -131,7 +131,7 @@ def _describe(dataset: DataSet) -> str:
 
 
 def _count(problems: int) -> str:
-    return counted(problems, "problem") if problems else "no problems contents"
+    return counted(problems, "problem") if problems else "no problems"
 
 
 COMMANDS: dict[str, Callable[..., None]] = {
