@@ -120,7 +120,7 @@ def one_step(
 def clipped_sum(oracle: PrivateGradientOracle, x: Any, y: Any, units: Any = None) -> Tensor:
     """The un-noised sum of one logical batch, as the mechanism computes it."""
     batch = LogicalBatch.of(x, y, units, oracle.plan.max_records)
-    admitted = Admitted(batch, batch.size, trainable(oracle.model), False, WeakTensors())
+    admitted = Admitted(batch, batch.size, trainable(oracle.model), [], False, WeakTensors())
     step = oracle._prepare(admitted, x, y)
     return flat(mechanism.clipped_sums(step)["gradient"].sums)
 

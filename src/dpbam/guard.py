@@ -42,7 +42,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from dpbam.batches import LogicalBatch
 from dpbam.errors import ArgumentError, PlanViolationError
 from dpbam.nn import check_model
-from dpbam.params import WeakTensors, trainable, version_of
+from dpbam.params import WeakTensors, modules_of, trained_and_frozen, version_of
 from dpbam.privacy.clipping import Clipping, StepClipping
 from dpbam.privacy.ledger import Ledger
 from dpbam.privacy.plan import PrivacyPlan
@@ -63,6 +63,7 @@ class Admitted:
         batch: its rows, ordered by unit.
         size: the units of all ranks. Not to be shared.
         theta: the trained parameters.
+        frozen: the others.
         replays: whether the ledger has the step already, from a seeded run.
         tensors: what was handed over, by weak references.
     """
@@ -70,6 +71,7 @@ class Admitted:
     batch: LogicalBatch
     size: int
     theta: dict[str, nn.Parameter]
+    frozen: list[nn.Parameter]
     replays: bool
     tensors: WeakTensors
 
@@ -98,7 +100,7 @@ class Guard:
             plan.check_before(oracle.ledger, oracle.before)
 
         # the model may have been changed since the oracle was made
-        theta = trainable(oracle.model)
+        theta, frozen = trained_and_frozen(modules_of(oracle.model))
         check_model(oracle.model)
         check_unchanged(self._names, theta)
 
@@ -119,7 +121,7 @@ class Guard:
         check_same_watchers(ranks, len(oracle.observers), *watchers)
         if poisson:
             self._sizes.check(size)
-        return Admitted(batch, size, theta, bool(replayed), tensors)
+        return Admitted(batch, size, theta, frozen, bool(replayed), tensors)
 
     def count(self, ledger: Ledger, size: int, tensors: WeakTensors) -> None:
         """Record the batch of a step that is taken."""

@@ -295,7 +295,7 @@ class PrivateGradientOracle:
         return Step(
             plan=plan, batch=batch, computation=self._computation, method=method, lam=lam,
             method_state=(self._method_state(), self._method_state), theta=theta, shift=shift,
-            frozen=[p for p in self.model.parameters() if not p.requires_grad],
+            frozen=admitted.frozen,
             clipping=clipping, statistics=statistics, watch=Watch(watching, ids),
             terms=self._terms(
                 self.stream, number, plan.charged_at(number),

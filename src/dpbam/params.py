@@ -28,15 +28,26 @@ HALF = (torch.float16, torch.bfloat16)
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that require a gradient, by name."""
-    parameters: dict[str, nn.Parameter] = {}
+    return trained_and_frozen(modules_of(model))[0]
+
+
+def trained_and_frozen(
+    modules: Iterable[tuple[str, nn.Module]],
+) -> tuple[dict[str, nn.Parameter], list[nn.Parameter]]:
+    """Return the parameters that require a gradient, by name, and the others."""
+    trained: dict[str, nn.Parameter] = {}
+    frozen: list[nn.Parameter] = []
     seen: set[int] = set()  # a tied parameter has its first name; by id, as a tensor's hash is slow
-    for path, module in modules_of(model):
+    for path, module in modules:
         for key, parameter in module._parameters.items():
-            if parameter is None or not parameter.requires_grad or id(parameter) in seen:
+            if parameter is None or id(parameter) in seen:
                 continue
             seen.add(id(parameter))
-            parameters[f"{path}.{key}" if path else key] = parameter
-    return parameters
+            if parameter.requires_grad:
+                trained[f"{path}.{key}" if path else key] = parameter
+            else:
+                frozen.append(parameter)
+    return trained, frozen
 
 
 def modules_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -107,14 +118,16 @@ def joined(tree: Mapping[str, Tensor]) -> Tensor:
         tensor([1., 1., 0.])
     """
     parts = list(tree.values())
-    first, size, end = parts[0], 0, parts[0].data_ptr()
-    storage = first.untyped_storage().data_ptr()
+    first, start = parts[0], parts[0].data_ptr()
+    end = start
     for t in parts:
-        follows = t.data_ptr() == end and t.untyped_storage().data_ptr() == storage
-        if not (follows and t.dtype == first.dtype and t.is_contiguous()):
+        if not (t.data_ptr() == end and t.dtype == first.dtype and t.is_contiguous()):
             return torch.cat([t.reshape(-1) for t in parts])
-        size, end = size + t.numel(), end + t.numel() * t.element_size()
-    return first.as_strided((size,), (1,), first.storage_offset())
+        end += t.nbytes
+    # what lies between two places of one storage is in that storage
+    if first.untyped_storage().data_ptr() != parts[-1].untyped_storage().data_ptr():
+        return torch.cat([t.reshape(-1) for t in parts])
+    return first.as_strided(((end - start) // first.itemsize,), (1,), first.storage_offset())
 
 
 def separated(vector: Tensor, shapes: Mapping[str, Tensor]) -> Params:
@@ -328,7 +341,9 @@ def _not_empty(tree: Mapping[str, Tensor]) -> list[str]:
 def _first_entries(tree: Mapping[str, Tensor]) -> Tensor:
     with torch.no_grad():
         first = [tree[name].as_strided((1,), (1,)) for name in _not_empty(tree)]
-        return torch.cat([t.to(first[0].device) for t in first]) if first else torch.zeros(0)
+        if len({t.device for t in first}) > 1:
+            first = [t.to(first[0].device) for t in first]
+        return torch.cat(first) if first else torch.zeros(0)
 
 
 class WeakTensors:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ from dpbam.engines.state import Snapshot
 from dpbam.errors import PlanViolationError
 from dpbam.params import Params
 from dpbam.privacy.randomness import derive, keyed_uniform
-from dpbam.scratch import SumMemory
+from dpbam.scratch import ParameterBits, SumMemory
 from planting import Mistake, catches
 from support import (
     clip_and_sum,
@@ -161,8 +162,14 @@ class WritesItsWeight(nn.Linear):
     way = "data"
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.way == "frozen":
+        if self.way == "nothing":
+            pass
+        elif self.way == "frozen":
             self.bias.data.mul_(1.5)
+        elif self.way == "permuted":
+            self.bias.data.copy_(self.bias.flip(0))
+        elif self.way == "permuted large":
+            self.unused.data.copy_(self.unused.flip(0))
         elif self.way == "data":
             self.weight.data.mul_(1.5)
         elif self.way == "assigned":
@@ -172,24 +179,38 @@ class WritesItsWeight(nn.Linear):
         return super().forward(x)
 
 
-def check_a_pass_writes_to_no_parameter(way: str = "data") -> None:
-    """One physical batch more would move all others: refused, and the weights are as they were."""
+def check_a_pass_writes_to_no_parameter(
+    way: str = "data", *, steps: int = 0, copied: bool = False
+) -> None:
+    """One physical batch more would move all others: refused, and the weights are as they were.
+
+    After some steps without a write, and by a copy of the oracle: what is kept from step to step
+    must be that of these parameters.
+    """
     model = nn.Sequential(WritesItsWeight(4, 3))
-    model[0].way = way
-    model[0].bias.requires_grad_(way != "frozen")
-    before = model[0].weight.detach().clone()
+    model[0].unused = nn.Parameter(torch.randn(5 * scratch._ROW + 7, 5), requires_grad=False)
+    model[0].bias.requires_grad_(way not in ("frozen", "permuted"))
     x, y = torch.randn(9, 4), torch.zeros(9, dtype=torch.long)
     oracle = sized_oracle(
-        model, cross_entropy, private_plan(), engine="fused", physical_batch_size=4
+        model, cross_entropy, private_plan(steps=9), engine="fused", physical_batch_size=4
     )
-    refused = False
+    model[0].way = "nothing"
+    for _ in range(steps):
+        oracle.backward(x.clone(), y)
+        with torch.no_grad():
+            model[0].weight.add_(1)
+            model[0].bias.add_(1)
+    if copied:
+        oracle = copy.deepcopy(oracle)
+        model = oracle.model
+    model[0].way = way
+    before, refused = model[0].weight.detach().clone(), False
     try:
         oracle.backward(x, y)
     except PlanViolationError:
-        refused = len(oracle.ledger) == oracle.step == 0
+        refused = len(oracle.ledger) == oracle.step == steps
     assert refused, "a pass has changed the weights of the next one"
     assert torch.equal(before, model[0].weight)
-    assert not oracle._memory._after, "what a pass has written is kept"
 
 
 def check_a_pass_assigns_no_parameter() -> None:
@@ -197,9 +218,28 @@ def check_a_pass_assigns_no_parameter() -> None:
     check_a_pass_writes_to_no_parameter("assigned")
 
 
-@pytest.mark.parametrize("way", ["data", "numpy", "frozen", "assigned"])
+@pytest.mark.parametrize(
+    "way", ["data", "numpy", "frozen", "assigned", "permuted", "permuted large"]
+)
 def test_a_pass_writes_to_no_parameter(way: str) -> None:
     check_a_pass_writes_to_no_parameter(way)
+
+
+def check_later_steps_write_to_no_parameter() -> None:
+    check_a_pass_writes_to_no_parameter(steps=2)
+
+
+def test_a_pass_of_a_later_step_writes_to_no_parameter() -> None:
+    check_later_steps_write_to_no_parameter()
+    check_a_pass_writes_to_no_parameter("assigned", steps=2)
+
+
+def check_a_pass_permutes_no_parameter() -> None:
+    check_a_pass_writes_to_no_parameter("permuted large")
+
+
+def test_a_pass_of_a_copied_oracle_writes_to_no_parameter() -> None:
+    check_a_pass_writes_to_no_parameter(steps=2, copied=True)
 
 
 def check_a_sample_enters_once() -> None:
@@ -574,11 +614,23 @@ MISTAKES = {
         "fixed",
         lambda original: lambda self, theta, frozen: nullcontext(lambda: torch.zeros(())),
     ),
+    "weights that a later pass has changed": Mistake(
+        check_later_steps_write_to_no_parameter,
+        ParameterBits,
+        "changes",
+        lambda original: lambda self: [torch.zeros((), dtype=torch.bool)],
+    ),
+    "frozen weights that a pass has permuted": Mistake(
+        check_a_pass_permutes_no_parameter,
+        scratch,
+        "_sums_of_bits",
+        lambda original: lambda tensors: [t.view(torch.int32).sum() for t in tensors],
+    ),
     "weights that a pass has put elsewhere": Mistake(
         check_a_pass_assigns_no_parameter,
-        scratch,
-        "_restore_memory",
-        lambda original: lambda theta, before: True,
+        ParameterBits,
+        "restore_memory",
+        lambda original: lambda self, parameters: True,
     ),
     "batch norm let through": Mistake(
         check_batch_norm_is_refused, guard, "check_model", looks_away

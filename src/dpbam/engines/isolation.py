@@ -33,6 +33,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from itertools import compress
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -171,8 +172,9 @@ def check_nothing_kept(since: int) -> None:
     unless it was run explicitly: ``since`` is :func:`_collections` before the pass.
     """
     new = gc.get_objects(generation=0 if since == _collections() else None)
-    tensors = {kind for kind in set(map(type, new)) if issubclass(kind, Tensor)}
-    if not any(map(is_wrapped, [thing for thing in new if type(thing) in tensors])):
+    kinds = list(map(type, new))
+    tensors = {kind for kind in set(kinds) if issubclass(kind, Tensor)}
+    if not any(map(is_wrapped, compress(new, map(tensors.__contains__, kinds)))):
         return
     del new
     gc.collect()  # frees reference cycles
