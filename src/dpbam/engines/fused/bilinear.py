@@ -131,7 +131,8 @@ class Layer:
 
     def materialise(self, a: Tensor, b: Tensor) -> Tensor:
         """Return G_u = B^T A: [U, *shape]."""
-        return (self.rows(b).transpose(1, 2) @ self.patches(a)).view(len(b), *self.shape)
+        product = torch.bmm(self.rows(b).transpose(1, 2), self.patches(a))
+        return product.view(len(b), *self.shape)
 
     def contract(self, a: Tensor, b: Tensor) -> Tensor:
         """Return sum_u G_u, by one product over the positions of all units: [*shape]."""
@@ -281,16 +282,19 @@ class Costs:
     """The cost model of one layer, in multiplications per unit.
 
     A Gram matrix takes T^2 products per channel and some time per entry; G_u takes T i o products
-    and some time per entry, and also serves the weighted sum, which saves those products there. A
-    differentiated norm costs twice as much by Gram matrices (K B and S A), three times by G_u. The
-    ascent step takes two more Gram matrices; with G_u it replaces the layer by an equal one.
+    and some time per entry, and also serves the weighted sum, which saves T i o products there. A
+    differentiated norm takes three times as long by G_u. The ascent step takes two more Gram
+    matrices; with G_u it replaces the layer by an equal one.
 
     Attributes:
         positions: T.
         pixels: positions of the input, where its Gram matrix is computed.
         weights: (i, o).
         channels: of a pixel.
-        entry: the time of an entry of G_u: small for matrices, large for kernels.
+        entry: the time of an entry of G_u.
+        product: the time of one of its T i o products.
+        derivative: the time of a differentiated Gram matrix: two products (K B and S A), and what
+            the shifts of a kernel take, forth and back.
     """
 
     positions: int
@@ -298,14 +302,17 @@ class Costs:
     weights: tuple[int, int]
     channels: int
     entry: int
+    product: float = 1
+    derivative: int = 2
 
     def gram_is_cheaper(self, pairs: int, purpose: Purpose) -> bool:
         """Whether Gram matrices are faster; always where G_u is far larger than x and b."""
         i, o = self.weights
-        if i * o > 2 * (self.pixels * self.channels + self.positions * o):
+        if i * o > 4 * (self.pixels * self.channels + self.positions * o):
             return True
         gram = self.pixels**2 * (self.channels + _ENTRY) + self.positions**2 * o
-        materialised = i * o * self.entry
+        materialised = i * o * (self.entry + self.product * self.positions)
         if purpose == "derivative":
-            return 2 * gram < 3 * (materialised + self.positions * i * o)
+            return self.derivative * gram < 3 * materialised
+        materialised -= i * o * self.positions  # which the weighted sum saves
         return gram * pairs * (3 if purpose == "ascent" else 1) < materialised

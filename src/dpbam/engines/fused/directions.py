@@ -12,6 +12,7 @@ from torch import Tensor
 from dpbam.engines.fused.collect import Collected
 from dpbam.engines.fused.ghost_norm import Factors
 from dpbam.engines.fused.gradients import (
+    FactoredGradient,
     Gradient,
     Joined,
     Materialised,
@@ -30,7 +31,7 @@ class FusedDirections:
     """Directions d_1 .. d_U held as factored gradients: see :mod:`~dpbam.engines.fused.gradients`.
 
     ``norms`` are those of the gradients, where they are already known. ``gradients`` are those of
-    ``collected`` in the same order, but small materialised ones are joined at the end.
+    ``collected`` in the same order, but small ones are materialised and joined at the end.
     """
 
     def __init__(
@@ -55,14 +56,22 @@ class FusedDirections:
 
     def _join_small(self) -> list[Gradient]:
         """Return the gradients with small materialised ones joined, by clipping group."""
-        small: dict[Any, list[Materialised]] = defaultdict(list)
-        for gradient in self.collected.materialised:
-            if gradient.size <= _SMALL:
-                small[self._groups[gradient.name], gradient.values.dtype].append(gradient)
+        factored: list[FactoredGradient] = []
+        materialised = list(self.collected.materialised)
+        for gradient in self.collected.factored:
+            small_gradient = gradient.as_small()
+            if small_gradient is None:
+                factored.append(gradient)
             else:
-                self.large.append(gradient)
+                materialised.append(small_gradient)
+        small: dict[Any, list[Materialised]] = defaultdict(list)
+        for each in materialised:
+            if each.size <= _SMALL:
+                small[self._groups[each.name], each.values.dtype].append(each)
+            else:
+                self.large.append(each)
         self.joined = [Joined.of(gradients) for gradients in small.values()]
-        return [*self.collected.factored, *self.large, *self.joined]
+        return [*factored, *self.large, *self.joined]
 
     @measured
     def each_norm(self) -> list[Norm]:

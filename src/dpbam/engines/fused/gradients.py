@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, reduce
+from functools import cached_property, lru_cache, reduce
 from itertools import accumulate, pairwise
 from typing import NamedTuple, Protocol
 
@@ -44,6 +44,8 @@ from dpbam.engines.fused.ghost_norm import (
 )
 from dpbam.engines.fused.weights import Weight
 from dpbam.params import Params
+
+_SMALL = 2**11  # entries of a factored gradient that is materialised to be joined with others
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,9 @@ class FactoredGradient(Gradient, Protocol):
 
     def by_unit(self) -> Params:
         """Return d_u, materialised: [U, *shape] per parameter."""
+
+    def as_small(self) -> Materialised | None:
+        """Return d_u, materialised, where its norm would need that and it is small; else None."""
 
     def as_pairs(self) -> Factored:
         """Return the pairs of d_u, for the ascent step.
@@ -259,6 +264,14 @@ class Factored:
     def by_unit(self) -> Params:
         return self.weight.pull_each(self.materialise())
 
+    def as_small(self) -> Materialised | None:
+        # of many small layers, side by side: their norms and sums are few operations in place of
+        # ten per layer. The ascent step looks for a layer's norm by its place.
+        small = self.weight.func is None and self.weight.tensor.numel() <= _SMALL
+        if not small or self.purpose != "sum" or self._by_gram or self._bytes()[1] > self.limit:
+            return None
+        return Materialised(self.name, self.materialise())
+
     def as_pairs(self) -> Factored:
         return self
 
@@ -280,10 +293,9 @@ class Factored:
 
     def norm(self, *, differentiable: bool = False) -> Norm:
         """Return |G_u|^2 of D's gradient, by the cheaper of Gram matrices and materialising G_u."""
-        by_gram = self.prefers_gram("derivative" if differentiable else self.purpose)
         if differentiable:
-            return self._differentiable_norm(by_gram)
-        if by_gram:
+            return self._differentiable_norm(self.prefers_gram("derivative"))
+        if self._by_gram:
             if len(self.pairs) == 1 and self.layer.is_outer_product(self.pairs[0][1]):
                 a, b = self.pairs[0]
                 left, right = self.layer.short_size(a), short_lengths(b)
@@ -313,6 +325,10 @@ class Factored:
         flat = [t[lost] for pair in self.pairs for t in pair]
         redone = MaterialisedNorm.apply(self.layer, *flat)  # type: ignore[no-untyped-call]
         return replace(norm, square=norm.square.index_put((lost,), redone))
+
+    @cached_property
+    def _by_gram(self) -> bool:
+        return self.prefers_gram(self.purpose)
 
     def prefers_gram(self, purpose: Purpose) -> bool:
         """Whether Gram matrices are cheaper, within the memory limit."""

@@ -136,6 +136,9 @@ class ScaledGradient:
         # s(V + eps_u H_u) is not s(V) + eps_u G_u
         raise UnsupportedModelError(f"{self.name} is moved through its standardisation's scale")
 
+    def as_small(self) -> None:
+        return None
+
     def as_pairs(self) -> NoReturn:
         self.by_unit()
 

@@ -177,8 +177,12 @@ class Conv(Layer):
     def prefers_gram(self, t: int, pairs: int, purpose: Purpose) -> bool:
         o, pixel, *kernel = self.shape
         i = pixel * math.prod(kernel)
-        entry = MATRIX_ENTRY if self._is_pointwise else 200
-        costs = Costs(t, self._pixels(t), (i, o), pixel, entry)
+        sizes = t, self._pixels(t), (i, o), pixel
+        if self._is_pointwise:
+            return Costs(*sizes, entry=MATRIX_ENTRY).gram_is_cheaper(pairs, purpose)
+        # a convolution whose groups are the units is slower than one for all of them; measured on
+        # 3x3 kernels of 8 to 256 channels, 4x4 to 32x32 pixels (benchmarks/cost_model.py)
+        costs = Costs(*sizes, entry=0, product=1.5, derivative=6)
         return costs.gram_is_cheaper(pairs, purpose)
 
     def gram_entries(self, t: int) -> int:
