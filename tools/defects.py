@@ -182,15 +182,19 @@ def _(folder: Path) -> str:
             dpbam(folder, f"train {flags}"),
             dpbam(folder, f"evaluate {name} --data mine:{name}"),
         ]
-        lines += [dpbam(folder, f"export {name} --to {name}-export")]
+        lines += [dpbam(folder, f"export {name} --to safetensors --out {name}-export")]
     return "\n".join(lines)
 
 
 @defect("the default batch is refused on few images")
 def _(folder: Path) -> str:
     return "\n".join([
-        dpbam(folder, "train --data mine:few --epsilon 8 --dry-run", says="batch size 64"),
-        dpbam(folder, "train --data mine:some --epsilon 8 --dry-run", says="batch size 128"),
+        dpbam(folder, f"train --data mine:{name} --epsilon 8 {model}--dry-run", says=words)
+        for name, model, words in [
+            ("few", "", "batch size 321"),  # a head on fixed features: all records in every step
+            ("few", "--model small-cnn ", "batch size 64"),
+            ("some", "--model small-cnn ", "batch size 128"),
+        ]
     ])  # fmt: skip
 
 
@@ -223,7 +227,9 @@ def _(folder: Path) -> str:
     flags = "--data mine:noise --epochs 3 --epsilon 8 --seed 0 --out noise"
     return "\n".join([
         dpbam(folder, f"train {flags}", says="constant"),
-        dpbam(folder, "audit noise", says="missing"),
+        dpbam(folder, "audit noise --all", not_says="the statement is signed"),  # nothing was
+        f"{(folder / 'noise' / 'README.md').write_text('epsilon = 0.001')} letters of a card",
+        dpbam(folder, "audit noise", code=1, says="README.md"),
     ])  # fmt: skip
 
 
