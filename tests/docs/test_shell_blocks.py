@@ -19,7 +19,7 @@ from tests.docs.pages import PAGES, ROOT, Block, blocks
 
 LANGUAGES = {"python", "bash", "text", "toml", "json", "csv", "yaml"}
 SHORTENED = {"train", "compare"}
-SLOW = {"docs/bench.md", "docs/cookbook.md", "docs/from-opacus.md", "docs/use-your-model.md"}
+SLOW = {"docs/bench.md", "docs/cookbook.md", "docs/from-opacus.md"}
 LAUNCHERS = {"torchrun", "python", "jupyter"}
 
 

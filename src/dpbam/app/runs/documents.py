@@ -341,7 +341,9 @@ class BudgetState(Part):
 class Settled(Document):
     """What of a statement the settings alone determine; an audit computes it again."""
 
-    format: Literal[4] = Field(description="The number of the format: docs/formats.md.")
+    format: Literal[4] = Field(
+        description="The number of the format: see CONTRIBUTING.md, Formats of files."
+    )
     operator: str | None = Field(description="Who trained the model, if named.")
     curator: str | None = Field(description="Who is responsible for the data, if named.")
     purpose: str | None = Field(description="What the model is for, if stated.")
