@@ -12,7 +12,7 @@ from dpbam.app.report.html import build, render
 from dpbam.app.report.records import Run, read_run
 from dpbam.app.runs import RunConfig, execute
 from dpbam.catalogue import FIGURES
-from tests.app.report.page import Page
+from tests.app.report.synthetic import Page
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 The rows cover all pairs of values of the settings below; two of them run in the quick suite, the
 others are slow. Each run is interrupted after a step, and resumed. A search per task is in
-``tests/app/search/test_tasks.py``.
+``tests/app/search/test_search.py``.
 """
 
 from __future__ import annotations
