@@ -36,6 +36,18 @@ from dpbam.data.split import held_out
 
 _PIXELS = 3 * 32 * 32
 _HOME = "https://www.cs.toronto.edu/~kriz"
+_INK_LEVELS = 16  # scikit-learn counts ink in 0..16
+_IMAGENET32_CLASSES = 1000
+_IMAGENET32_FILES = {
+    "train": tuple(f"train_data_batch_{k}.npz" for k in range(1, 11)),
+    "test": ("val_data.npz",),
+}
+# those that the zips unpack to
+_IMAGENET32_FOLDERS = {"train": "Imagenet32_train_npz", "test": "Imagenet32_val_npz"}
+_IMAGENET32_WAY_OUT = (
+    "unpack Imagenet32_train_npz.zip and Imagenet32_val_npz.zip (from "
+    "https://image-net.org/download-images) into it"
+)
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -196,9 +208,6 @@ def read_batch(path: Path, label_bytes: int) -> tuple[Pixels, NDArray[np.int64]]
     return pixels, records[:, :label_bytes].astype(np.int64)
 
 
-_LEVELS = 16  # scikit-learn counts ink in 0..16
-
-
 def open_digits(argument: str, options: Options) -> Splits:
     """Return a fixed stratified split: 80% to train, 20% to test."""
     train, test = _split_digits()
@@ -208,46 +217,34 @@ def open_digits(argument: str, options: Options) -> Splits:
 @cache  # parsed once per process: a data set cannot be changed, so that all callers may share it
 def _split_digits() -> tuple[DataSet, DataSet]:
     raw = require("sklearn.datasets", "the data set digits").load_digits()
-    pixels = (raw.images * (255 / _LEVELS)).round().astype(np.uint8)
+    pixels = (raw.images * (255 / _INK_LEVELS)).round().astype(np.uint8)
     pixels.setflags(write=False)
     train, test = held_out(from_arrays(pixels, raw.target, name="digits"))
     return replace(train, name="digits/train"), replace(test, name="digits/test")
-
-
-_CLASSES = 1000
-_FILES = {
-    "train": tuple(f"train_data_batch_{k}.npz" for k in range(1, 11)),
-    "test": ("val_data.npz",),
-}
-_UNPACKED = {"train": "Imagenet32_train_npz", "test": "Imagenet32_val_npz"}  # the zips' folders
-_WAY_OUT = (
-    "unpack Imagenet32_train_npz.zip and Imagenet32_val_npz.zip (from "
-    "https://image-net.org/download-images) into it"
-)
 
 
 def open_imagenet32(argument: str, options: Options) -> Splits:
     """Find the files in the path given, else in ``imagenet32`` under the data root."""
     folder = Path(argument).expanduser() if argument else options.folder / "imagenet32"
     if not folder.is_dir():
-        raise DataError(f"there is no folder {folder}: {_WAY_OUT}")
-    return {split: _list_imagenet32(split, folder, options) for split in _FILES}
+        raise DataError(f"there is no folder {folder}: {_IMAGENET32_WAY_OUT}")
+    return {split: _list_imagenet32(split, folder, options) for split in _IMAGENET32_FILES}
 
 
 def _list_imagenet32(split: str, folder: Path, options: Options) -> Table:
-    unpacked = folder / _UNPACKED[split]
+    unpacked = folder / _IMAGENET32_FOLDERS[split]
     base = unpacked if unpacked.is_dir() else folder
-    missing = [name for name in _FILES[split] if not (base / name).is_file()]
+    missing = [name for name in _IMAGENET32_FILES[split] if not (base / name).is_file()]
     if missing:
-        raise DataError(f"{base} lacks {', '.join(missing)}: {_WAY_OUT}")
-    files = [NpzFile(base / name, options.folder) for name in _FILES[split]]
+        raise DataError(f"{base} lacks {', '.join(missing)}: {_IMAGENET32_WAY_OUT}")
+    files = [NpzFile(base / name, options.folder) for name in _IMAGENET32_FILES[split]]
     return Table(
         name=f"imagenet32/{split}",
         labels=np.concatenate([read_labels(file) for file in files]) - 1,  # 1..1000 -> 0..999
         open_images=lambda: Concatenated([
             ArrayImages(file.map_array("data").reshape(-1, 3, 32, 32)) for file in files
         ]),
-        class_names=_class_names(folder / "map_clsloc.txt"),
+        class_names=_imagenet32_class_names(folder / "map_clsloc.txt"),
         task="single-label",
     )  # fmt: skip
 
@@ -261,15 +258,17 @@ def read_labels(file: NpzFile) -> NDArray[np.int64]:
     good = labels.ndim == 1 and labels.size and labels.dtype.kind in "iu"
     if not good or file.header("data") != ((labels.size, _PIXELS), np.dtype(np.uint8)):
         raise DataError(f"{file.path} does not hold uint8 data [N, {_PIXELS}] with a label each")
-    if labels.min() < 1 or labels.max() > _CLASSES:
-        raise DataError(f"{file.path} has labels outside 1..{_CLASSES}: it is not an official file")
+    if labels.min() < 1 or labels.max() > _IMAGENET32_CLASSES:
+        raise DataError(
+            f"{file.path} has labels outside 1..{_IMAGENET32_CLASSES}: it is not an official file"
+        )
     return labels.astype(np.int64)
 
 
-def _class_names(path: Path) -> tuple[str, ...]:
+def _imagenet32_class_names(path: Path) -> tuple[str, ...]:
     """Names from the official map_clsloc.txt ("n02119789 1 kit_fox"), else the numbers."""
-    names = {k: str(k) for k in range(1, _CLASSES + 1)}
+    names = {k: str(k) for k in range(1, _IMAGENET32_CLASSES + 1)}
     if path.is_file():
         rows = [line.split() for line in path.read_text().splitlines()]
         names |= {int(row[1]): row[2] for row in rows if len(row) == 3 and row[1].isdigit()}
-    return tuple(names[k] for k in range(1, _CLASSES + 1))
+    return tuple(names[k] for k in range(1, _IMAGENET32_CLASSES + 1))

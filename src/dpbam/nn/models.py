@@ -29,6 +29,11 @@ from dpbam import _validate
 from dpbam.errors import ArgumentError
 from dpbam.nn.standardise import WeightStandardisation, convolution
 
+Activation = Literal["mish", "relu", "tanh"]
+MOST_LAYERS = 1000  # a file could name "wrn-999999994-1" and exhaust the memory
+_STANDARDISATIONS = ("none", "centre", "scale")
+_ACTIVATIONS: dict[str, type[nn.Module]] = {"mish": nn.Mish, "relu": nn.ReLU, "tanh": nn.Tanh}
+
 
 class ResNet9(nn.Module):
     """The paper's ResNet-9 (Tab. 2), as its authors built it.
@@ -367,12 +372,6 @@ class UNet(nn.Module):
 def _scale_channels(channels: int, width: float) -> int:
     """Round channels * width to a multiple of 4, at least 4, so that groups divide it."""
     return max(4, 4 * round(channels * _validate.positive("width", width) / 4))
-
-
-Activation = Literal["mish", "relu", "tanh"]
-MOST_LAYERS = 1000  # a file could name "wrn-999999994-1" and exhaust the memory
-_STANDARDISATIONS = ("none", "centre", "scale")
-_ACTIVATIONS: dict[str, type[nn.Module]] = {"mish": nn.Mish, "relu": nn.ReLU, "tanh": nn.Tanh}
 
 
 def group_count(channels: int, *, most: int = 32, least_size: int = 2) -> int:

@@ -351,6 +351,7 @@ def test_a_check_lists_what_there_is(dpbam, tmp_path):
     assert "classes 2: 0 (3), 1 (3)" in lines
     assert "patients 2 to train on, 2 to test; 1 to 2 images each" in lines
     assert "columns folder1 (2 values), patient (4 values)" in lines
+    assert lines[-1].endswith("s: no problems")
     assert ended.code == 0
     ended = dpbam("data", "check", patients(tmp_path / "t", *"aabbcc"), "--unit", "patient")
     assert "; 2 images each" in ended.out

@@ -75,6 +75,15 @@ DOES_NOT_MEAN = (
     "all of them consistently would pass: a signature says who vouches); or that the "
     "epsilon is small enough for the purpose"
 )
+EXPORT_MEANS = (
+    "the folder's files are those that exported.json lists, no more and no less; the privacy "
+    "statement among them is about the model that was exported, and lets it be published"
+)
+EXPORT_DOES_NOT_MEAN = (
+    "that the statement is true (for that, audit the run's folder); that the exported file "
+    "computes what the run's model does (dpbam export compares their predictions); or, "
+    "without a signature and the operator's public key, that the list of files is the operator's"
+)
 
 
 class Audit(NamedTuple):
@@ -381,7 +390,8 @@ def _published(e: Evidence) -> Iterator[Finding]:
                   not any(path.exists() and path.name not in paid for path in
                           (e.folder.statistics, e.folder.class_counts, e.folder.centre)),
                   ", ".join(sorted(paid)) or "none")  # fmt: skip
-    marked = [n for n in sorted(allowed) if _mentions(e.folder.path / n, b"non_private")]
+    there = [e.folder.path / name for name in sorted(allowed)]
+    marked = [p.name for p in there if p.is_file() and b"non_private" in p.read_bytes()]
     yield Finding("nothing unprotected is in them", not marked, ", ".join(marked) or "nothing")
 
 
@@ -406,10 +416,6 @@ def _read_ledger(path: Path) -> tuple[list[Release], bool]:
     return releases, not raw.endswith(b"\n")
 
 
-def _mentions(path: Path, word: bytes) -> bool:
-    return path.is_file() and word in path.read_bytes()
-
-
 def _charged(sigma: float, others: Iterable[float]) -> float:
     """sigma_joint with 1 / sigma_joint^2 = sum_k 1 / sigma_k^2; 0, no promise, without noise."""
     if not sigma:
@@ -419,17 +425,6 @@ def _charged(sigma: float, others: Iterable[float]) -> float:
 
 def _same(check: str, one: float, other: float) -> Finding:
     return Finding(check, math.isclose(one, other, rel_tol=1e-9), digits(one, other))
-
-
-EXPORT_MEANS = (
-    "the folder's files are those that exported.json lists, no more and no less; the privacy "
-    "statement among them is about the model that was exported, and lets it be published"
-)
-EXPORT_DOES_NOT_MEAN = (
-    "that the statement is true (for that, audit the run's folder); that the exported file "
-    "computes what the run's model does (dpbam export compares their predictions); or, "
-    "without a signature and the operator's public key, that the list of files is the operator's"
-)
 
 
 def check_export(folder: str | Path, operator: Path | None = None) -> list[Finding]:

@@ -31,6 +31,14 @@ from dpbam.errors import ArgumentError
 from dpbam.privacy.accounting import Charge, total_epsilon
 from dpbam.privacy.ledger import BEFORE
 
+_OF_A_SEARCH = {"tuned_on", "may_be_published", "must_not_be_published"}  # in a trial's statement
+_PRIVACY = "\n## Privacy\n"  # the card's last part; before it an operator may add figures
+_FIGURE = re.compile(r"(epsilon|\beps\b|\u03b5).*\d", re.IGNORECASE)  # in one line
+_MODEL = ModelFacts(  # any: that part does not depend on it
+    format=FORMAT, dpbam="", model="", model_options={}, image_shape=[1, 1, 1], task="single-label",
+    class_names=[], input="", method="",
+)  # fmt: skip
+
 
 class Finding(NamedTuple):
     """One check: what was asked, whether it is right, and what was seen.
@@ -108,15 +116,6 @@ class Evidence(NamedTuple):
     def steps(self) -> list[Release]:
         """The steps, without releases before the first."""
         return [one for one in self.releases if one.is_step]
-
-
-_OF_A_SEARCH = {"tuned_on", "may_be_published", "must_not_be_published"}  # in a trial's statement
-_PRIVACY = "\n## Privacy\n"  # the card's last part; before it an operator may add figures
-_FIGURE = re.compile(r"(epsilon|\beps\b|\u03b5).*\d", re.IGNORECASE)  # in one line
-_MODEL = ModelFacts(  # any: that part does not depend on it
-    format=FORMAT, dpbam="", model="", model_options={}, image_shape=[1, 1, 1], task="single-label",
-    class_names=[], input="", method="",
-)  # fmt: skip
 
 
 def _settings(e: Evidence) -> Iterator[Finding]:

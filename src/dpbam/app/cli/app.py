@@ -106,15 +106,14 @@ def _add(app: typer.Typer, name: str, function: Callable[..., None]) -> None:
 def _tiered(function: Callable[..., None]) -> type[TyperCommand]:
     """Return the class of a command: if it has ``--help-all``, ``--help`` shows common flags."""
     parameters = inspect.signature(function, eval_str=True).parameters
-    rare = frozenset(name for name, one in parameters.items() if not _is_common(one))
-    tiers = HELP_ALL in parameters
-    return type("TieredCommand", (_Tiered,), {"rare": rare}) if tiers else TyperCommand
-
-
-def _is_common(parameter: inspect.Parameter) -> bool:
-    """The mark of a flag, which its definition gives it."""
-    metadata = getattr(parameter.annotation, "__metadata__", ())
-    return all(getattr(one, "common", True) for one in metadata)
+    if HELP_ALL not in parameters:
+        return TyperCommand
+    # the definition of a flag marks it as common or rare
+    marks = {name: getattr(p.annotation, "__metadata__", ()) for name, p in parameters.items()}
+    rare = {
+        name for name, flags in marks.items() if not all(getattr(f, "common", True) for f in flags)
+    }
+    return type("TieredCommand", (_Tiered,), {"rare": frozenset(rare)})
 
 
 class _Tiered(TyperCommand):

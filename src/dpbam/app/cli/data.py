@@ -87,7 +87,7 @@ def check(data: Spec, flags: Arguments, root: Root = None, json: Json = False) -
             say(f"- {printable(problem)}")
         if len(problems) > _SHOWN:
             say(f"- and {len(problems) - _SHOWN} more, which --json lists")
-        say(f"{data}: {_count(len(problems))}")
+        say(f"{data}: {counted(len(problems), 'problem') if problems else 'no problems'}")
     if problems:
         raise typer.Exit(2)
 
@@ -128,10 +128,6 @@ def _describe(dataset: DataSet) -> str:
     kind = {1: "grey", 3: "colour"}.get(channels, f"{channels}-channel")
     images = f"{len(dataset)} {kind} images {height}x{width}"
     return f"{dataset.name}: {images}, {dataset.num_classes} classes"
-
-
-def _count(problems: int) -> str:
-    return counted(problems, "problem") if problems else "no problems"
 
 
 COMMANDS: dict[str, Callable[..., None]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -100,14 +101,11 @@ def score_noise(pay: str, text: str | None) -> float | None:
         if text is not None:
             raise ConfigError(f"--score goes with --pay accounted, not with --pay {pay}")
         return None
-    kind, _, noise = (text or "").partition("=")
-    if kind == "public" and not noise:
+    if text == "public":
         return None
-    try:
-        if kind == "noised":
-            return float(noise)
-    except ValueError:
-        pass
+    with suppress(ValueError):
+        if (text or "").startswith("noised="):
+            return float(str(text).removeprefix("noised="))
     raise ConfigError(
         "an accounted search needs --score public (the test records are not sensitive) or --score "
         "noised=S (S: deviation of the noise on the number of them that is right, such as 20)"

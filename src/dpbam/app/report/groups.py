@@ -26,6 +26,8 @@ PALETTE_SIZE = 8
 
 #: Settings that are not the method's: runs that differ in nothing else are one group.
 NOT_COMPARED = frozenset(name for name, one in _POLICIES.items() if not one.distinguishes)
+Runs = Sequence[Run]
+_MOST = 8  # settings that have a sentence
 
 
 @dataclass(frozen=True)
@@ -133,10 +135,6 @@ def _short(name: str, value: object) -> str:
     if isinstance(value, float):
         text = up(value) if name == "epsilon" else f"{value:g}"
     return text if len(text) <= 24 else f"{text[:23]}…"
-
-
-Runs = Sequence[Run]
-_MOST = 8  # settings that have a sentence
 
 
 def meaning(sentence: Callable[[Runs], str], groups: Sequence[Group]) -> tuple[str, ...]:

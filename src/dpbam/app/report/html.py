@@ -33,6 +33,8 @@ from dpbam.app.runs.meaning import used_settings
 from dpbam.app.runs.run import RunError
 from dpbam.catalogue import FIGURES, load
 
+PathLike = str | Path
+
 
 def sections() -> dict[str, list[str]]:
     """Return the names of the figures by section of the report, in its order."""
@@ -199,9 +201,6 @@ def _environment() -> Environment:
     loader = PackageLoader("dpbam.app.report")
     return Environment(loader=loader, autoescape=True, undefined=StrictUndefined,
                        trim_blocks=True, lstrip_blocks=True)  # fmt: skip
-
-
-PathLike = str | Path
 
 
 def write_report(

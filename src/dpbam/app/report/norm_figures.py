@@ -31,6 +31,11 @@ COLUMNS = 24  # moments of training in a grid
 MOST_LAYERS = 40
 
 RowList = Sequence[Row]
+NOT_RELEASED = (
+    "Nothing was released next to the gradients. Train with --release-norms 20 to spend a little "
+    "of the budget on it: such figures may be published."
+)
+PARTS = 20  # of training, each one point
 
 
 def norms(groups: Sequence[Group]) -> Figure:
@@ -181,13 +186,6 @@ def _grid(group: Group, rows: RowList, key: str, value: str) -> Panel:
     return grid(f"{group.label}: {value}", "layer", cells, value)
 
 
-NOT_RELEASED = (
-    "Nothing was released next to the gradients. Train with --release-norms 20 to spend a little "
-    "of the budget on it: such figures may be published."
-)
-PARTS = 20  # of training, each one point
-
-
 def released_norms(groups: Sequence[Group]) -> Figure:
     """Noised histograms of the norms over training."""
     panels = []
@@ -210,7 +208,13 @@ def released_norms(groups: Sequence[Group]) -> Figure:
 def released_clipping(groups: Sequence[Group]) -> Figure:
     """The share above C and the bias's length, each smoothed over a twentieth of training."""
     share = curves(groups, lambda run: _smooth(run, _whole(run), _share))
-    bias = curves(groups, lambda run: _smooth(run, _with_bias(run), _bias_square))
+
+    def bias_squares(run: Run) -> tuple[Numbers, Numbers]:
+        """Squares, since their noise averages out (but for those cut off at zero)."""
+        rows = tuple(row for row in _whole(run) if isinstance(row.get("bias"), int | float))
+        return _smooth(run, rows, lambda row: float(row["bias"]) ** 2)
+
+    bias = curves(groups, bias_squares)
     panels = (
         lines("Share of samples above C", "epoch", "share", share, percent=True, zero=True),
         lines("Square of the bias's length", "epoch", "bias²", bias, zero=True),
@@ -254,20 +258,11 @@ def _is_whole(row: Row) -> bool:
     return sized and isinstance(clip_norm, int | float) and clip_norm > 0
 
 
-def _with_bias(run: Run) -> Rows:
-    return tuple(row for row in _whole(run) if isinstance(row.get("bias"), int | float))
-
-
 def _share(row: Row) -> float:
     """Noised count above C over noised count of all, kept between 0 and 1."""
     below = sum(t <= row["clip_norm"] for t in row["thresholds"])
     total = sum(row["counts"])
     return min(1.0, max(0.0, sum(row["counts"][below:]) / total)) if total > 0 else math.nan
-
-
-def _bias_square(row: Row) -> float:
-    """Squares, since their noise averages out (but for those cut off at zero)."""
-    return float(row["bias"]) ** 2
 
 
 def _smooth(run: Run, rows: Rows, value: Callable[[Row], float]) -> tuple[Numbers, Numbers]:

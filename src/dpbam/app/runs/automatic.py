@@ -36,6 +36,8 @@ _OTHERWISE = {"segmentation": "unet"}  # the model for a task that the rule does
 _DEFAULT = "small-cnn"
 _OF_NETS = ("train", "freeze", "init", "model_options", "augment_multiplicity")
 _HIDDEN = ("auto_facts", "auto_settings")
+_NEAR_UNITS, _NEAR_EPSILON, _NEAR_CLASSES = 3.0, 1.8, 2.5  # factors within which cells are alike
+_FEW = 3  # sources without which a mean over them is not stated
 
 
 @dataclass(frozen=True)
@@ -285,10 +287,6 @@ def command(config: RunConfig) -> str:
         if one.flag and one.name in config.model_fields_set and one.name not in _HIDDEN:
             words += one.words(getattr(config, one.name))
     return shlex.join(words)
-
-
-_NEAR_UNITS, _NEAR_EPSILON, _NEAR_CLASSES = 3.0, 1.8, 2.5  # factors within which cells are alike
-_FEW = 3  # sources without which a mean over them is not stated
 
 
 @dataclass(frozen=True)

@@ -102,17 +102,15 @@ def measure(
     poisson_batches = oracle.batches(prepared.seen.train, units=prepared.units)
     for images, labels, units in islice(poisson_batches, batches):
         oracle.backward(images, labels, units)  # its ledger is in memory: nothing is released
+    change = ""
+    if advice:
+        change = best_change(prepared.config, prepared.plan.n, prepared.train.num_classes)
     return Measured(
         tuple(lens.records),
         _advise(prepared, rows) if advice else None,
         _flatness(prepared, rows) if flatness else None,
-        _gains_most(prepared) if advice else "",
+        f"Gains most, by the study of the defaults: {change}." if change else "",
     )
-
-
-def _gains_most(prepared: Prepared) -> str:
-    change = best_change(prepared.config, prepared.plan.n, prepared.train.num_classes)
-    return f"Gains most, by the study of the defaults: {change}." if change else ""
 
 
 def _sigma(config: RunConfig, run: Path | None) -> float | None:

@@ -188,7 +188,8 @@ def load_initial(model: nn.Module, path: Path) -> list[str]:
     initial = model.state_dict()
     fits = {k: v for k, v in stored.items() if k in initial and v.shape == initial[k].shape}
     missing = [name for name in initial if name not in fits]
-    head = _head(model)
+    # the last module with parameters of its own
+    head = [name.rpartition(".")[0] for name, _ in model.named_parameters()][-1]
     strangers = [name for name in missing if name.rpartition(".")[0] != head]
     if strangers:
         wrong = next((n for n in strangers if n in stored), strangers[0])
@@ -199,11 +200,6 @@ def load_initial(model: nn.Module, path: Path) -> list[str]:
         )
     model.load_state_dict({**initial, **fits})
     return missing
-
-
-def _head(model: nn.Module) -> str:
-    """Return the path of the last module with parameters of its own."""
-    return [name.rpartition(".")[0] for name, _ in model.named_parameters()][-1]
 
 
 def make_method(config: RunConfig, steps: int) -> Method:

@@ -56,6 +56,8 @@ from dpbam.params import device_of, evaluating
 
 _AXES = ("mean", "project", "sign")
 _FILE = "file{}"  # the name of a buffer that holds a file's bytes
+_ROWS = 64  # computed at once
+_CENTRED = 4096  # moved to their centre at once
 
 
 class FeatureModel(nn.Module):
@@ -180,7 +182,8 @@ def build_feature_model(
     if name.startswith(ONNX):
         path = Path(name.removeprefix(ONNX)).expanduser()
         features = OnnxFeatures(path, image_shape)
-        contents = [_bytes_of(path.parent / f) for f in features.description()["files"]]
+        raw = [(path.parent / f).read_bytes() for f in features.description()["files"]]
+        contents = [torch.frombuffer(bytearray(content), dtype=torch.uint8) for content in raw]
         return _on_onnx(features, contents, num_outputs, public_name(name))
     encoder = _Encoder(name.removeprefix(FEATURES), image_shape)
     return _on_encoder(encoder, num_outputs, encoder.model.weights)
@@ -237,10 +240,6 @@ def _on_scattering(features: ScatteringFeatures, num_outputs: int) -> FeatureMod
     return FeatureModel(
         features, num_outputs, constants=constants, description={"kind": "scattering"}
     )
-
-
-def _bytes_of(path: Path) -> Tensor:
-    return torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
 
 
 def _on_onnx(
@@ -307,10 +306,6 @@ def _on_encoder(features: _Encoder, num_outputs: int, weights: dict[str, Any]) -
         features, num_outputs, constants={"encoder": features.model}, weights=weights,
         description={"kind": "hf", "encoder": features.model.description()},
     )  # fmt: skip
-
-
-_ROWS = 64  # computed at once
-_CENTRED = 4096  # moved to their centre at once
 
 
 def on_features(data: DataSet, model: PublicEncoder | FeatureModel, cache: Path | None) -> DataSet:

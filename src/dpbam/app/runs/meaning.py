@@ -22,6 +22,7 @@ from dpbam.catalogue import METHODS
 
 #: Settings whose value may name code.
 NAMES = tuple(one.name for one in settings(RunConfig) if one.may_be_code)
+_UNKNOWN = Policy()
 
 
 def check_code(values: Mapping[str, object], said: Collection[str], where: object) -> None:
@@ -63,9 +64,6 @@ def names_code(name: str, spec: str) -> bool:
     from dpbam.data.registry import is_function
 
     return is_function(spec)
-
-
-_UNKNOWN = Policy()
 
 
 def switched_off_by(name: str, config: Mapping[str, Any]) -> str:

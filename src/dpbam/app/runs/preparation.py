@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 _WEAK_EPSILON = 20.0
 _FEW_ROWS = 16  # with fewer, parts of a step that do not grow still dominate
 Phase = Callable[[str], None]
+_PATIENCE = 3.0  # seconds that one measured step may take
+_ROWS = 256  # of an evaluation, computed at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,9 +226,7 @@ class Prepared:
             rows = int(min(most, max(each, fitting)))
         return Fit(rows, oracle.engine.name, int(few.peak + share * max(0, rows - each * units)))
 
-    def trainer(
-        self, oracle: PrivateGradientOracle, reporter: Reporter, max_charges: int | None = None
-    ) -> Trainer:
+    def trainer(self, oracle: PrivateGradientOracle, reporter: Reporter) -> Trainer:
         from dpbam.app.runs import build
         from dpbam.training.trainer import Trainer, evaluation_steps
 
@@ -240,7 +240,6 @@ class Prepared:
             schedule=build.make_schedule(config.schedule, steps),
             average=build.make_average(config, self.model, steps),
             eval_every=evaluation_steps(self.plan, config.eval_every),
-            max_charges=max_charges,
             num_workers=config.num_workers,
             reporter=reporter,
         )
@@ -404,10 +403,6 @@ def _refuse_shared(train: DataSet, test: DataSet, unit: str) -> None:
 
 def _units(unit: str, train: DataSet) -> NDArray[Any] | None:
     return None if unit == "record" else train.column(unit)
-
-
-_PATIENCE = 3.0  # seconds that one measured step may take
-_ROWS = 256  # of an evaluation, computed at once
 
 
 def estimated_seconds(prepared: Prepared, rows: int) -> float:

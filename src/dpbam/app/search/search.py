@@ -50,6 +50,7 @@ _UNACCOUNTABLE = {
     "release_counts": "class counts are released by every trial",
     "release_centre": "the centre of the features is released by every trial",
 }
+_NOT_VARIED = ("data", "method", "unit", "model_options")  # nor what distinguishes no runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,9 +185,6 @@ def _check_unit(unit: str) -> None:
         )
 
 
-_NOT_VARIED = ("data", "method", "unit", "model_options")  # nor what distinguishes no runs
-
-
 @dataclass(frozen=True)
 class Domain:
     """The values that one field may take: ``choices``, or ``low`` to ``high``.
@@ -227,11 +225,8 @@ class Domain:
     @classmethod
     def parse(cls, name: str, text: str) -> Domain:
         """Parse the text after ``NAME=``."""
-        types = {
-            one.name: one.type
-            for one in settings(RunConfig)
-            if one.policy.distinguishes and one.name not in _NOT_VARIED
-        }
+        allowed = [one for one in settings(RunConfig) if one.policy.distinguishes]
+        types = {one.name: one.type for one in allowed if one.name not in _NOT_VARIED}
         if name not in types:
             raise ConfigError(f"{name} cannot be varied: {did_you_mean(name, types)}")
         span, colon, mark = text.partition(":")

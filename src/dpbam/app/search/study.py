@@ -28,6 +28,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import ConfigDict, JsonValue
 
@@ -44,6 +45,9 @@ from dpbam.privacy.accounting import Charge, accountant_version, total_epsilon
 from dpbam.privacy.ledger import Ledger
 from dpbam.privacy.rounding import up
 from dpbam.tasks.scores import metric_label, metric_text
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
 
 BEST = "best"  # the folder that is published
 _README = """# Not to be published
@@ -128,9 +132,7 @@ def draw_study(search: Search) -> StudyFile:
 
     Proof: nothing here reads data; tests/app/search/test_search.py.
     """
-    import numpy as np
-
-    generator = np.random.default_rng(_entropy(search, -2))
+    generator = _generator(search, -2)
     trials = [
         {domain.name: domain.draw(generator) for domain in search.space.values()}
         for _ in range(number_of_trials(search))
@@ -140,11 +142,7 @@ def draw_study(search: Search) -> StudyFile:
 
 def number_of_trials(search: Search) -> int:
     """Return K: as asked, or in an accounted search drawn from the system's entropy."""
-    import numpy as np
-
-    if not search.accounted:
-        return search.trials
-    return int(np.random.default_rng(_entropy(search, -1)).poisson(search.trials))
+    return int(_generator(search, -1).poisson(search.trials)) if search.accounted else search.trials
 
 
 def trial_seed(search: Search, number: int) -> int | None:
@@ -154,10 +152,12 @@ def trial_seed(search: Search, number: int) -> int | None:
     return random.Random(f"{search.seed} {search.method} {number}").getrandbits(48)
 
 
-def _entropy(search: Search, purpose: int) -> int:
-    """Return the seed of a draw: the system's entropy, unless the search has a seed."""
+def _generator(search: Search, purpose: int) -> Generator:
+    """Return what draws: of the system's entropy, unless the search has a seed."""
+    import numpy as np
+
     seed = trial_seed(search, purpose)
-    return secrets.randbits(128) if seed is None else seed
+    return np.random.default_rng(secrets.randbits(128) if seed is None else seed)
 
 
 class Study:
@@ -192,23 +192,22 @@ class Study:
         """Return a trial's run folder; its score is next to it, with the suffix .json."""
         return RunFolder(self.inner / "trials" / f"{number:04d}")
 
+    def score_files(self) -> list[Path]:
+        """Return where the score of each trial is, or will be."""
+        return [self.folder(k).path.with_suffix(".json") for k in range(len(self.file.trials))]
+
     def scores(self) -> list[Score]:
         """Return the finished trials, in order."""
-        files = [self._score_file(number) for number in range(len(self.file.trials))]
-        return [Score.read(path) for path in files if path.exists()]
-
-    def missing(self) -> list[int]:
-        """Return the numbers of the trials that have no score yet."""
-        return [k for k in range(len(self.file.trials)) if not self._score_file(k).exists()]
+        return [Score.read(path) for path in self.score_files() if path.exists()]
 
     def lacking(self) -> str | None:
         """Say in one sentence which trials are missing; None if all are finished."""
-        if not (missing := self.missing()):
-            return None
-        return (
-            f"{len(missing)} of {len(self.file.trials)} trials are missing: run the other shares, "
-            "copy their folders non-private/trials into this one, and run the command again"
+        missing = sum(not path.exists() for path in self.score_files())
+        sentence = (
+            f"{missing} of {len(self.file.trials)} trials are missing: run the other shares, copy "
+            "their folders non-private/trials into this one, and run the command again"
         )
+        return sentence if missing else None
 
     def do_trial(self, number: int, log: Send) -> None:
         """Train a trial, or resume it, and write its score."""
@@ -226,11 +225,8 @@ class Study:
             metric=result.metric, epsilon=result.epsilon, delta=result.delta,
             charges=tuple(Ledger(0.5, path=folder.ledger).charges()),  # also of steps a crash lost
         )  # fmt: skip
-        trial.write(self._score_file(number))
+        trial.write(self.score_files()[number])
         log(f"trial {number + 1} of {len(self.file.trials)}: {trial}")
-
-    def _score_file(self, number: int) -> Path:
-        return self.folder(number).path.with_suffix(".json")
 
 
 def score(search: Search, result: RunResult, noise: random.Random) -> float:
@@ -272,13 +268,12 @@ def do_trials(
     """
     study = Study(search, out)
     first, machines = shard
-    trials = study.inner / "trials"
-    trials.mkdir(exist_ok=True)
-    write_atomic(trials / "README.md", _README)
+    (study.inner / "trials").mkdir(exist_ok=True)
+    write_atomic(study.inner / "trials" / "README.md", _README)
     busy = f"another process works on this share of the search in {out}"
     with locked(study.inner / f".shard-{first}-of-{machines}.lock", busy=busy):
-        share = [k for k in study.missing() if k % machines == first - 1]
-        tasks = [partial(study.do_trial, number) for number in share]
+        missing = [k for k, path in enumerate(study.score_files()) if not path.exists()]
+        tasks = [partial(study.do_trial, k) for k in missing if k % machines == first - 1]
         run_tasks(tasks, workers, on_message=lambda _, line: log(line))
     return study
 
