@@ -19,7 +19,6 @@ from dpbam.app.runs import (
     prepare,
 )
 from dpbam.app.runs.bias import measure
-from dpbam.app.runs.config import ConfigError
 from dpbam.app.runs.files import read_json, read_json_lines
 from dpbam.app.runs.first_release import (
     _release,

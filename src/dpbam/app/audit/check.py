@@ -132,15 +132,7 @@ def sign(folder: str | Path, key: Path) -> str:
 
 
 def check_run(run: str | Path, operator: Path | None = None) -> list[Finding]:
-    """Every finding about the run folder ``run``.
-
-    Args:
-        run: the folder.
-        operator: the operator's public key (PEM); the statement must then be signed with it.
-
-    Raises:
-        RunError: if there is no finished run, or a file cannot be read.
-    """
+    """Every finding about a run folder; arguments and errors are those of :func:`audit`."""
     folder = RunFolder(run)
     for path in (folder.facts, folder.ledger, folder.statement_json, folder.config):
         if not path.is_file():
@@ -428,15 +420,7 @@ def _same(check: str, one: float, other: float) -> Finding:
 
 
 def check_export(folder: str | Path, operator: Path | None = None) -> list[Finding]:
-    """Every finding about the exported folder.
-
-    Args:
-        folder: what ``dpbam export`` wrote.
-        operator: the operator's public key (PEM); ``exported.json`` must then be signed with it.
-
-    Raises:
-        RunError: if a file cannot be read.
-    """
+    """Every finding about what ``dpbam export`` wrote; the arguments are those of :func:`audit`."""
     export = RunFolder(folder)
     strangers = list(export.strangers())
     if strangers:

@@ -45,7 +45,7 @@ def classes(groups: Sequence[Group]) -> Figure:
         f"{metric[:1].upper()}{metric[1:]} by {'finding' if metric == 'AUC' else 'class'}",
         f"{what}; the hardest first, {MOST_CATEGORIES} at most.",
         "test",
-        _dots("", groups, _classes),
+        _dots("", groups, lambda run: dict((run.evaluation or {}).get("classes", {}))),
         NOT_EVALUATED,
     )
 
@@ -250,10 +250,6 @@ def _matrix(group: Group, title: str) -> Panel:
         for j, predicted in enumerate(names)
     ]
     return confusion_matrix(title, cells)
-
-
-def _classes(run: Run) -> Shares:
-    return dict((run.evaluation or {}).get("classes", {}))
 
 
 def _subgroups(column: str, run: Run) -> Shares:

@@ -200,7 +200,9 @@ def _drawn(panel: Panel, k: int, width: int, colour: Spec | None) -> Spec:
         "title": panel.title,
         "width": width,
         "height": 240,
-        "data": {"values": [_rounded(row) for row in thinned(panel.rows)]},
+        "data": {
+            "values": [{k: rounded(v) for k, v in row.items()} for row in thinned(panel.rows)]
+        },
         **panel.view,
         "encoding": panel.view["encoding"] | ({"color": colour} if colour else {}),
         "layer": [{**first, "params": params}, *others],
@@ -262,10 +264,6 @@ def _cell(value: Any) -> Any:
     if isinstance(value, str):
         return cell(value)
     return "" if rounded(value) is None else value
-
-
-def _rounded(row: Row) -> Row:
-    return {name: rounded(value) for name, value in row.items()}
 
 
 def rounded(value: Any) -> Any:

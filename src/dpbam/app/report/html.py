@@ -82,13 +82,7 @@ def in_units(figure: Figure, units: str) -> Figure:
 def report_figures(
     all_groups: Sequence[Group], *, publishable: bool = False, public_test_data: bool = False
 ) -> dict[str, list[Figure]]:
-    """Section -> figures, those without data included.
-
-    Args:
-        all_groups: the runs.
-        publishable: only figures that may be published.
-        public_test_data: those of the test records may be.
-    """
+    """Section -> figures, those without data included; the options are those of :func:`render`."""
     built = {}
     for section, names in sections().items():
         figures = [build(name, all_groups) for name in names]
@@ -212,10 +206,9 @@ def write_report(
     Args:
         runs: run folders, or folders of runs, such as a comparison.
         out: the page, or a folder to put ``report.html`` into.
-        publishable: leave out everything about the training data that no noise protects, and,
-            unless ``public_test_data``, what is about the test records.
-        public_test_data: the test records are not sensitive.
-        title: the page's title; None makes one.
+        publishable: as of :func:`render`.
+        public_test_data: likewise.
+        title: likewise.
         figures: a folder for each figure as PDF and its data as CSV; None writes none.
 
     Returns:

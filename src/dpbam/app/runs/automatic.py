@@ -124,14 +124,9 @@ def _without_rule(config: RunConfig, train: DataSet) -> str:
         return f"for {train.task}"
     if config.epsilon is None:
         return "without epsilon"
-    if train.task == "regression" and _asks_for_gradients(config):
-        return "for a regression with gradients"
-    return ""
-
-
-def _asks_for_gradients(config: RunConfig) -> bool:
     by_descent = config.head == "descent" and "head" in config.model_fields_set
-    return by_descent or config.method != "dp-sgd" or config.measure_bias is not None
+    gradients = by_descent or config.method != "dp-sgd" or config.measure_bias is not None
+    return "for a regression with gradients" if train.task == "regression" and gradients else ""
 
 
 def _by_default(config: RunConfig, train: DataSet, reason: str) -> Resolved:

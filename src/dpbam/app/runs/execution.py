@@ -127,7 +127,9 @@ def _follow(prepared: Prepared, out: Path, ranks: Ranks) -> RunResult:
 
     The ledger here stays empty: what is released is charged where it is released.
     """
-    oracle = prepared.oracle(None, _lens(prepared, _ignore), _ignore, ranks)
+    # the leader keeps the records of bias and statistics, which are the same on all ranks
+    lens = _lens(prepared, lambda record: None)
+    oracle = prepared.oracle(None, lens, lambda released: None, ranks)
     trainer = prepared.trainer(oracle, Reporter())
     trainer.load_state_dict(ranks.from_leader(trainer.state_dict))
     prepared.task.load_state_dict(ranks.from_leader(prepared.task.state_dict))
@@ -145,10 +147,6 @@ def _lens(prepared: Prepared, sink: Callable[[BiasRecord], None]) -> BiasLens | 
 
     every = prepared.config.measure_bias
     return BiasLens(sink, every=every, plain=True) if every else None
-
-
-def _ignore(record: object) -> None:
-    """Drop a record: the leader keeps the same one."""
 
 
 def _leaders_result() -> RunResult | None:

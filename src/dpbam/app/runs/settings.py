@@ -15,6 +15,7 @@ import json
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -240,25 +241,18 @@ def sentence(error: ValidationError, model: type[BaseModel]) -> str:
     if problem["type"] == "value_error":
         return message.removeprefix("Value error, ")
     if problem["type"] == "literal_error":
-        return _choice(where, value, str(problem["ctx"]["expected"]))
+        expected = str(problem["ctx"]["expected"]).replace(" or ", ",").split(",")
+        hint = did_you_mean(value, [choice.strip(" '") for choice in expected])
+        return f"{where} {value!r} is unknown: {hint}"
     said = message.removeprefix("Input should be ").removesuffix(", unable to parse string")
     said = said.replace("a valid tuple", "a list, such as [1, 2]")
     return f"{where} must be {said.split(', unable')[0]}, got {value!r}"
-
-
-def _choice(where: str, value: object, expected: str) -> str:
-    choices = [c.strip(" '") for c in expected.replace(" or ", ",").split(",")]
-    return f"{where} {value!r} is unknown: {did_you_mean(value, choices)}"
 
 
 def _fraction(name: str, value: float) -> float:
     if not 0 <= value <= 1:
         raise ArgumentError(f"{name} must lie between 0 and 1, got {value!r}")
     return value
-
-
-def _from_zero(name: str, value: int) -> int:
-    return _validate.count(name, value, least=0)
 
 
 def _named(check: Callable[[str, Any], Any]) -> AfterValidator:
@@ -281,26 +275,13 @@ def _size(text: str) -> int | tuple[int, int]:
     return int(sides[0]) if len(sides) == 1 else (int(sides[0]), int(sides[1]))
 
 
-def _range(text: str) -> tuple[float, float]:
-    low, colon, high = text.partition(":")
+def _pair(form: str, text: str) -> tuple[float, float]:
+    """Read two numbers; ``form`` is how the flag must be written."""
+    first, colon, second = text.partition(":")
     try:
-        return float(low), float(high if colon else "")
+        return float(first), float(second if colon else "")
     except ValueError:
-        raise ArgumentError(f"--target-range must be like 0:100, got {text!r}") from None
-
-
-def _window(text: str) -> tuple[float, float]:
-    centre, colon, width = text.partition(":")
-    try:
-        return float(centre), float(width if colon else "")
-    except ValueError:
-        raise ArgumentError(
-            f"--dicom-window must be CENTER:WIDTH, such as 40:400, got {text!r}"
-        ) from None
-
-
-def _weights(texts: Sequence[str]) -> dict[str, float]:
-    return dict(_weight(text) for text in texts)
+        raise ArgumentError(f"{form}, got {text!r}") from None
 
 
 def _weight(text: str) -> tuple[str, float]:
@@ -312,19 +293,25 @@ def _weight(text: str) -> tuple[str, float]:
         raise ArgumentError(f"--class-weight must be like ill=4, got {text!r}") from None
 
 
-def _options(texts: Sequence[str]) -> Arguments:
-    return dict(_option(text) for text in texts)
-
-
 def _option(text: str) -> tuple[str, Any]:
     """``width=0.25`` as ("width", 0.25): the value is read as TOML, else taken as text."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise ArgumentError(f"an option must be like width=0.25, got {text!r}")
+    return name, read_value(value)
+
+
+def read_value(text: str) -> Any:
+    """Read a value as TOML, else as text.
+
+    Example:
+        >>> read_value("0.25"), read_value("sgd")
+        (0.25, 'sgd')
+    """
     try:
-        return name, tomllib.loads(f"value = {value}")["value"]
+        return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return name, value
+        return text
 
 
 def named(kind: Kind[Any], *others: str, own_code: bool = True) -> Any:
@@ -358,11 +345,24 @@ NonNegative = Annotated[float, _named(_validate.non_negative)]
 Probability = Annotated[float, _named(_validate.probability)]
 Fraction = Annotated[float, _named(_fraction)]
 Count = Annotated[int, _named(_validate.count)]
-FromZero = Annotated[int, _named(_from_zero)]
+FromZero = Annotated[int, _named(partial(_validate.count, least=0))]
 Every = Annotated[Count, Written(str, _every)]
 ImageSize = Annotated[int | tuple[int, int], Written(str, _size, _written_size)]
-Options = Annotated[Arguments, Written(list[str], _options, _written_options)]
-Range = Annotated[tuple[float, float], Written(str, _range, _written_pair)]
-Window = Annotated[tuple[float, float], Written(str, _window, _written_pair)]
-Weights = Annotated[dict[str, float], Written(list[str], _weights, _written_options)]
+Options = Annotated[
+    Arguments, Written(list[str], lambda texts: dict(map(_option, texts)), _written_options)
+]
+Range = Annotated[
+    tuple[float, float],
+    Written(str, partial(_pair, "--target-range must be like 0:100"), _written_pair),
+]
+Window = Annotated[
+    tuple[float, float],
+    Written(
+        str, partial(_pair, "--dicom-window must be CENTER:WIDTH, such as 40:400"), _written_pair
+    ),
+]
+Weights = Annotated[
+    dict[str, float],
+    Written(list[str], lambda texts: dict(map(_weight, texts)), _written_options),
+]
 Patterns = Annotated[tuple[str, ...], Written(list[str], list, list)]

@@ -155,7 +155,8 @@ def _plain_words(s: Statement) -> list[str]:
         f"**What epsilon and delta are.** Epsilon {up(s.epsilon)} is a ceiling: because of one "
         f"{unit} nothing becomes more than e^{up(s.epsilon)} = {_factor(s.epsilon)} times as "
         "likely. Only very rare events come near it; for ordinary ones see the figures above and "
-        f"the tables below. Delta {s.delta:g} is the probability, {_one_in(s.delta)}, with "
+        f"the tables below. Delta {s.delta:g} is the probability, 1 in "
+        f"{math.floor(1 / s.delta * (1 + 1e-9)):,}, with "
         "which even that ceiling may be passed. Smaller is more private for both.",
         "**What is not covered.** The operator, the test records, other releases from the same "
         "data, tuning, and more: the next section is the whole list.",
@@ -327,17 +328,9 @@ def _factor(epsilon: float) -> str:
     return f"{up(math.exp(epsilon), 3)}" if epsilon < 20 else "more than 100 million"
 
 
-def _one_in(delta: float) -> str:
-    return f"1 in {math.floor(1 / delta * (1 + 1e-9)):,}"
-
-
 def _table(rows: list[tuple[str, str]], *header: str) -> str:
     lines = [header or ("", ""), ("---", "---"), *rows]
-    return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split())
+    return "\n".join("| " + " | ".join(" ".join(x.split()) for x in line) + " |" for line in lines)
 
 
 def _files(names: list[str]) -> list[str]:

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
@@ -37,7 +36,7 @@ from dpbam import _validate
 from dpbam._names import did_you_mean
 from dpbam.app.runs import prepare
 from dpbam.app.runs.config import ConfigError, RunConfig
-from dpbam.app.runs.settings import policies, settings
+from dpbam.app.runs.settings import policies, read_value, settings
 from dpbam.app.search.selection import search_noise_multiplier
 
 if TYPE_CHECKING:
@@ -231,7 +230,9 @@ class Domain:
             raise ConfigError(f"{name} cannot be varied: {did_you_mean(name, types)}")
         span, colon, mark = text.partition(":")
         if ".." not in span:
-            return cls(name, choices=tuple(_read_value(choice) for choice in text.split(",")))
+            return cls(
+                name, choices=tuple(read_value(choice.strip()) for choice in text.split(","))
+            )
         low, _, high = span.partition("..")
         try:
             bounds = float(low), float(high)
@@ -280,11 +281,3 @@ def parse_space(texts: Iterable[str]) -> dict[str, Domain]:
         name = name.strip().replace("-", "_")
         space[name] = Domain.parse(name, value.strip())
     return space
-
-
-def _read_value(text: str) -> object:
-    """Read a choice as TOML, else as text."""
-    try:
-        return tomllib.loads(f"value = {text.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text.strip()
