@@ -22,8 +22,8 @@ from torch._C._functorch import (
     get_unwrapped,
     is_batchedtensor,
     is_functorch_wrapped_tensor,
+    maybe_current_level,
     maybe_get_bdim,
-    peek_interpreter_stack,
     pop_dynamic_layer_stack,
     push_dynamic_layer_stack,
 )
@@ -59,8 +59,7 @@ def version(t: Tensor) -> int:
 
 def depth() -> int:
     """Return the number of active functorch transforms."""
-    top = peek_interpreter_stack()
-    return 0 if top is None else int(top.level())
+    return maybe_current_level() or 0
 
 
 def all_rows(t: Tensor, rows: int) -> Tensor:

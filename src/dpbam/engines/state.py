@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from itertools import chain, zip_longest
-from operator import is_
+from operator import is_, methodcaller
 from types import (
     CodeType,
     FunctionType,
@@ -32,7 +32,7 @@ from types import (
     ModuleType,
     SimpleNamespace,
 )
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -56,6 +56,7 @@ _HOOK_TABLES = {n for n, t in vars(nn.Module()).items() if isinstance(t, dict)} 
 _MOST_LEVELS = 8  # of objects inside one another, where code is followed
 _SMALL = 4096  # entries of a tensor whose values are compared at every step
 _MISSING = object()
+_values_of = methodcaller("values")
 
 #: Which tensors are compared by their values, not only by torch's count of in-place changes, which
 #: writes through ``.data`` and NumPy leave as it is.
@@ -88,6 +89,9 @@ class Snapshot:
         self._containers: list[tuple[Any, _Parts, Describe]] = []
         self._leaves: list[tuple[Any, Describe]] = []  # tensors, arrays and generators
         self._values: list[Any] = []  # of the leaves
+        self._counted: list[tuple[Tensor, Describe]] = []  # compared by torch's count alone
+        self._counts: list[int] = []
+        self._flat: _FlatTables | None = None  # of all tables, once they are complete
         self._seen: dict[int, Any] = {}  # holds the objects, so that no id is used again
         self.modules: list[tuple[str, nn.Module]] = []  # of the model, with their paths
 
@@ -103,6 +107,11 @@ class Snapshot:
         for (leaf, describe), before_pass in zip(self._leaves, self._values, strict=True):
             if not _same_content(before_pass, self._read(leaf)):
                 raise self._refusal(describe(None))
+        counts = [t._version for t, _ in self._counted]
+        if counts != self._counts:
+            pairs = zip(counts, self._counts, strict=True)
+            changed = next(i for i, (now, before_pass) in enumerate(pairs) if now != before_pass)
+            raise self._refusal(self._counted[changed][1](None))
 
     def refresh(self) -> bool:
         """Take the snapshot anew, in a fraction of the time of a walk.
@@ -119,6 +128,7 @@ class Snapshot:
             if len(now) != len(parts) or not all(map(_is_same_part, parts, now)):
                 return False
         self._values = [self._read(leaf) for leaf, _ in self._leaves]
+        self._counts = [t._version for t, _ in self._counted]
         return True
 
     def _same_tables(self) -> bool:
@@ -126,13 +136,9 @@ class Snapshot:
 
         By identity, and without Python code per entry: a small model has two hundred of them.
         """
-        now, before = [t for t, _, _ in self._tables], [b for _, b, _ in self._tables]
-        if list(map(len, now)) != list(map(len, before)):
-            return False
-        values, values_before = [t.values() for t in now], [b.values() for b in before]
-        return all(map(is_, chain(*now), chain(*before))) and all(
-            map(is_, chain(*values), chain(*values_before))
-        )
+        if self._flat is None:
+            self._flat = _FlatTables.of(self._tables)
+        return self._flat.same()
 
     def _compare(self, before: _Parts, now: _Parts, describe: Describe) -> None:
         """Refuse parts that are not the same, in the same order: the order of a dict is state."""
@@ -206,8 +212,13 @@ class Snapshot:
                 if isinstance(value, Tensor) and is_wrapped(value):
                     raise StatefulModelError(f"{describe(key)} is a tensor of an earlier pass")
                 self._seen[id(value)] = value
-                self._leaves.append((value, partial(_describe_leaf, describe, key)))
-                self._values.append(self._read(value))
+                name = partial(_describe_leaf, describe, key)
+                if self._is_counted(value):
+                    self._counted.append((value, name))
+                    self._counts.append(value._version)
+                else:
+                    self._leaves.append((value, name))
+                    self._values.append(self._read(value))
                 # a tensor, and so a parameter, takes attributes as any object does
                 if isinstance(attributes := getattr(value, "__dict__", None), dict):
                     inside = partial(_describe_inside, describe, key, level)
@@ -223,6 +234,11 @@ class Snapshot:
                 self._containers.append((value, parts, inside))
             if not (self._code and level > _MOST_LEVELS):
                 waiting += [(child, inside, k, level + 1) for k, child in reversed(parts)]
+
+    def _is_counted(self, value: Any) -> bool:
+        """Whether torch's count of in-place changes is all that is compared, whatever it holds."""
+        alone = self._compared != "all" and isinstance(value, nn.Parameter)
+        return alone and not value.is_inference()
 
     def _read(self, value: Any) -> Any:
         """Return what changes when a tensor, an array or a generator does."""
@@ -241,6 +257,34 @@ class Snapshot:
         if value.layout is not torch.strided or value.is_quantized:
             return version, None
         return version, value.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+class _FlatTables(NamedTuple):
+    """What dicts contained, one after another, so that all are compared in two passes."""
+
+    tables: list[dict[Any, Any]]
+    sizes: list[int]
+    filled: list[dict[Any, Any]]  # those that are not empty
+    keys: list[Any]
+    values: list[Any]
+
+    @classmethod
+    def of(cls, recorded: list[tuple[dict[Any, Any], dict[Any, Any], Describe]]) -> _FlatTables:
+        return cls(
+            [table for table, _, _ in recorded],
+            [len(before) for _, before, _ in recorded],
+            [table for table, before, _ in recorded if before],
+            [key for _, before, _ in recorded for key in before],
+            [value for _, before, _ in recorded for value in before.values()],
+        )
+
+    def same(self) -> bool:
+        """Whether the dicts contain the same objects under the same keys, in the same order."""
+        if list(map(len, self.tables)) != self.sizes:
+            return False
+        values = chain.from_iterable(map(_values_of, self.filled))
+        keys = chain.from_iterable(self.filled)
+        return all(map(is_, keys, self.keys)) and all(map(is_, values, self.values))
 
 
 def snapshot_modules(model: nn.Module, loss: Loss) -> Snapshot:

@@ -43,6 +43,7 @@ _READS = {
     "item", "tolist", "numpy", "__array__", "__bool__", "__float__", "__int__", "__index__",
     "__complex__", "is_nonzero", "equal", "allclose", "__reduce_ex__", "__dlpack__",
 }  # fmt: skip
+_NESTED = (list, tuple, dict)
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 _ALIASES = {Tensor.data.__get__}  # type: ignore[attr-defined]
 
@@ -99,10 +100,10 @@ class Tape:
 
     def input(self, x: Tensor, what: str) -> tuple[Tensor, int]:
         """Return a graph node for x that only this call uses, and its index on the tape."""
+        edge, value = None, x
         if x.requires_grad:
-            x = x.view_as(x)
-        edge = get_gradient_edge(x) if x.requires_grad else None
-        value = x.detach() if edge is None else x
+            value = x = x.view_as(x)
+            edge = get_gradient_edge(x)
         self.inputs.append(Node(value, edge, x._version, what))
         return x, len(self.inputs) - 1
 
@@ -154,11 +155,14 @@ class Capture(TorchFunctionMode):
         self._weights = {id(p): Weight(p, (name,)) for name, p in parameters.items()}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        call = Call(func, args, kwargs or {})
+        kwargs = kwargs or {}
         weights: list[Weight] = []
         varying = self._look(args, weights)
         if kwargs:
             varying = self._look(kwargs.values(), weights) or varying
+        if not weights and not (varying and func in ALWAYS):  # most calls
+            return func(*args, **kwargs)
+        call = Call(func, args, kwargs)
         out = self._run(call, weights, varying)
         for weight in weights:  # an in-place function, or an argument such as inplace=True
             if weight.tensor._version != weight.version:
@@ -169,14 +173,13 @@ class Capture(TorchFunctionMode):
 
     def _look(self, arguments: Iterable[Any], weights: list[Weight]) -> bool:
         """Add the weights among the arguments to ``weights``; return whether one is of the row."""
-        varying = False
+        varying, known = False, self._weights
         for leaf in arguments:
             if isinstance(leaf, Tensor):
-                weight = self._weights.get(id(leaf))
-                if weight is not None:
-                    weights.append(weight)
+                if id(leaf) in known:
+                    weights.append(known[id(leaf)])
                 varying = varying or is_batched(leaf)
-            elif isinstance(leaf, list | tuple | dict):
+            elif isinstance(leaf, _NESTED):
                 inside = leaf.values() if isinstance(leaf, dict) else leaf
                 varying = self._look(inside, weights) or varying
         return varying
