@@ -40,7 +40,7 @@ class Mistake:
 
 def _noticed(wrong: Any, used: list[str]) -> Any:
     if isinstance(wrong, property):
-        return property(_noticed(wrong.fget, used))
+        return property(_noticed(wrong.fget, used), wrong.fset)
     if isinstance(wrong, staticmethod | classmethod):
         return type(wrong)(_noticed(wrong.__func__, used))
 

@@ -42,7 +42,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from dpbam.batches import LogicalBatch
 from dpbam.errors import ArgumentError, PlanViolationError
 from dpbam.nn import check_model
-from dpbam.params import WeakTensors, modules_of, trained_and_frozen, version_of
+from dpbam.params import WeakTensors, trained_and_constant, version_of
 from dpbam.privacy.clipping import Clipping, StepClipping
 from dpbam.privacy.ledger import Ledger
 from dpbam.privacy.plan import PrivacyPlan
@@ -63,7 +63,7 @@ class Admitted:
         batch: its rows, ordered by unit.
         size: the units of all ranks. Not to be shared.
         theta: the trained parameters.
-        frozen: the others.
+        constants: what else no pass may write to: frozen parameters, buffers, those of the loss.
         replays: whether the ledger has the step already, from a seeded run.
         tensors: what was handed over, by weak references.
     """
@@ -71,7 +71,7 @@ class Admitted:
     batch: LogicalBatch
     size: int
     theta: dict[str, nn.Parameter]
-    frozen: list[nn.Parameter]
+    constants: list[Tensor]
     replays: bool
     tensors: WeakTensors
 
@@ -100,7 +100,7 @@ class Guard:
             plan.check_before(oracle.ledger, oracle.before)
 
         # the model may have been changed since the oracle was made
-        theta, frozen = trained_and_frozen(modules_of(oracle.model))
+        theta, constants = trained_and_constant(oracle.model, oracle.loss)
         check_model(oracle.model)
         check_unchanged(self._names, theta)
 
@@ -121,7 +121,7 @@ class Guard:
         check_same_watchers(ranks, len(oracle.observers), *watchers)
         if poisson:
             self._sizes.check(size)
-        return Admitted(batch, size, theta, frozen, bool(replayed), tensors)
+        return Admitted(batch, size, theta, constants, bool(replayed), tensors)
 
     def count(self, ledger: Ledger, size: int, tensors: WeakTensors) -> None:
         """Record the batch of a step that is taken."""

@@ -134,7 +134,7 @@ class Step:
             again: units must not change it.
         lam: its lambda at this step.
         theta: the trained parameters.
-        frozen: the others.
+        constants: what else no pass may write to: frozen parameters, buffers, those of the loss.
         shift: what is added to theta for the whole batch (DP-SAT, DiSK): public; None: nothing.
         clipping: of this step, with its sensitivity C_t.
         statistics: of this step, which are released with the gradient; None: none.
@@ -150,7 +150,7 @@ class Step:
     method_state: tuple[str, Callable[[], str]]
     lam: float
     theta: Mapping[str, nn.Parameter]
-    frozen: Sequence[nn.Parameter]
+    constants: Sequence[Tensor]
     shift: Params | None
     clipping: StepClipping
     statistics: StepStatistics | None
@@ -230,7 +230,7 @@ def clipped_sums(step: Step) -> dict[str, Query]:
     if clipping.coordinates:
         coordinates = sum_of_none({"extra": torch.zeros(clipping.coordinates, device=device)})
     # theta + shift, which no pass may write to; theta again afterwards, in any case
-    unwritten = step.terms.memory.fixed(step.theta, step.frozen)
+    unwritten = step.terms.memory.fixed(step.theta, step.constants)
     with shifted(step.theta, step.shift), unwritten as changed:
         for physical in step.computation.physical(step.batch):  # whole units, this rank's
             directions = step.computation.directions(

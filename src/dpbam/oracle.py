@@ -151,7 +151,7 @@ class PrivateGradientOracle:
             raise ArgumentError(
                 "noise_seed needs a seed: without one all randomness comes from the system"
             )
-        self.model, self.plan = model, plan
+        self.model, self.loss, self.plan = model, loss, plan
         self.method = DPSGD() if method is None else method
         self.clipping = plan.clipper() if clipping is None else clipping
         self.sampling = _validate.one_of("sampling", sampling, SAMPLINGS)
@@ -295,7 +295,7 @@ class PrivateGradientOracle:
         return Step(
             plan=plan, batch=batch, computation=self._computation, method=method, lam=lam,
             method_state=(self._method_state(), self._method_state), theta=theta, shift=shift,
-            frozen=admitted.frozen,
+            constants=admitted.constants,
             clipping=clipping, statistics=statistics, watch=Watch(watching, ids),
             terms=self._terms(
                 self.stream, number, plan.charged_at(number),

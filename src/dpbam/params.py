@@ -28,17 +28,20 @@ HALF = (torch.float16, torch.bfloat16)
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that require a gradient, by name."""
-    return trained_and_frozen(modules_of(model))[0]
+    return trained_and_constant(model)[0]
 
 
-def trained_and_frozen(
-    modules: Iterable[tuple[str, nn.Module]],
-) -> tuple[dict[str, nn.Parameter], list[nn.Parameter]]:
-    """Return the parameters that require a gradient, by name, and the others."""
+def trained_and_constant(
+    model: nn.Module, loss: object = None
+) -> tuple[dict[str, nn.Parameter], list[Tensor]]:
+    """Return the parameters that require a gradient, by name, and what else computes the losses.
+
+    The latter are frozen parameters and buffers, and all of a loss that is a module.
+    """
     trained: dict[str, nn.Parameter] = {}
-    frozen: list[nn.Parameter] = []
+    constant: list[Tensor] = []
     seen: set[int] = set()  # a tied parameter has its first name; by id, as a tensor's hash is slow
-    for path, module in modules:
+    for path, module in modules_of(model):
         for key, parameter in module._parameters.items():
             if parameter is None or id(parameter) in seen:
                 continue
@@ -46,8 +49,22 @@ def trained_and_frozen(
             if parameter.requires_grad:
                 trained[f"{path}.{key}" if path else key] = parameter
             else:
-                frozen.append(parameter)
-    return trained, frozen
+                constant.append(parameter)
+        if module._buffers:
+            constant += _dense_buffers(module)
+    if isinstance(loss, nn.Module):
+        for _, module in modules_of(loss):
+            of_loss = [p for p in module._parameters.values() if p is not None]
+            constant += [p for p in of_loss if id(p) not in seen]
+            constant += _dense_buffers(module)
+    return trained, constant
+
+
+def _dense_buffers(module: nn.Module) -> list[Tensor]:
+    """Return the buffers of which each entry is in memory of its own."""
+    tensors = [t for t in module._buffers.values() if t is not None]
+    dense = [t for t in tensors if t.layout is torch.strided and not t.is_quantized]
+    return [t for t in dense if t.element_size() <= 8 and not t.is_meta]
 
 
 def modules_of(model: nn.Module) -> list[tuple[str, nn.Module]]:

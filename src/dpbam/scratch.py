@@ -37,7 +37,7 @@ class SumMemory:
 
     def __init__(self) -> None:
         self._zeros: Params | None = None
-        self._bits: ParameterBits | None = None  # of theta and the frozen parameters
+        self._bits: ParameterBits | None = None  # of theta and small constants
 
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_bits": None}  # it knows parameters by their place in memory
@@ -60,26 +60,27 @@ class SumMemory:
 
     @contextmanager
     def fixed(
-        self, theta: Mapping[str, nn.Parameter], frozen: Sequence[nn.Parameter]
+        self, theta: Mapping[str, nn.Parameter], constants: Sequence[Tensor]
     ) -> Iterator[Callable[[], Tensor]]:
         """Recognise a block that writes to parameters, in whatever way; restore theta if it fails.
 
         Yields a function that returns, on the device, a scalar: whether a parameter has changed.
 
         Guarantee: all passes of a step see the same parameters, and none leaves anything in theta,
-        if the block raises where the scalar is not 0. Large frozen parameters are not restored:
-        after such a refusal they hold what a pass wrote, and the model is to be made anew.
+        if the block raises where the scalar is not 0. Nor do they see other constants, such as
+        frozen parameters and buffers; these are not restored: after such a refusal they hold what a
+        pass wrote, and the model is to be made anew.
 
-        Assumptions: parameters are not written to and restored within the block; a frozen parameter
-        of more than ``_COPIED`` entries changes with the sums of its bits (:func:`_sums_of_bits`).
+        Assumptions: nothing is written to and restored within the block; a constant of more than
+        ``_COPIED`` entries changes with the sums of its bits (:func:`_sums_of_bits`).
 
-        Proof: theta and small frozen parameters are compared bit for bit with a copy made before,
-        and large frozen ones by sums of their bits. The former must also be in the same memory,
-        which ``p.data = ...`` replaces. torch counts in-place changes, which isolation refuses, but
-        not those through ``.data`` or NumPy.
+        Proof: theta and small constants are compared bit for bit with a copy made before, and large
+        constants by sums of their bits. The former must also be in the same memory, which
+        ``p.data = ...`` replaces. torch counts in-place changes, which isolation refuses, but not
+        those through ``.data`` or NumPy.
         """
-        compared = [*theta.values(), *(p for p in frozen if p.numel() <= _COPIED)]
-        large = [p for p in frozen if p.numel() > _COPIED]
+        compared = [*theta.values(), *(t for t in constants if t.numel() <= _COPIED)]
+        large = [t for t in constants if t.numel() > _COPIED]
         if self._bits is None or not self._bits.are_of(compared):
             self._bits = ParameterBits(compared)
         bits = self._bits
@@ -99,7 +100,7 @@ class SumMemory:
             yield changed
         except BaseException:
             bits.restore_memory(compared)
-            bits.restore()
+            bits.restore(len(theta))
             raise
 
 
@@ -149,13 +150,14 @@ class ParameterBits:
             flags.append(torch.tensor(not same))
         return flags
 
-    def restore(self) -> None:
-        """Write the copy into the parameters."""
+    def restore(self, count: int) -> None:
+        """Write the copy into the first ``count`` parameters."""
         for members, copy in self._kinds:
             for i, piece in zip(members, self._pieces(members, copy), strict=True):
-                self._views[i].copy_(piece.view(self._views[i].shape))
+                if i < count:
+                    self._views[i].copy_(piece.view(self._views[i].shape))
 
-    def restore_memory(self, parameters: Iterable[nn.Parameter]) -> bool:
+    def restore_memory(self, parameters: Iterable[Tensor]) -> bool:
         """Give the parameters the memory that they had; return whether all had it still."""
         same = True
         for parameter, tensor, place in zip(parameters, self._tensors, self._places, strict=True):
@@ -192,25 +194,22 @@ def _place(t: Tensor) -> tuple[object, ...]:
 
 
 def _sums_of_bits(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the sums of each tensor's entries, read as whole numbers; they wrap at 2^64.
+    """Return sums of each tensor's bits, read as numbers of eight bytes; they wrap at 2^64.
 
-    Along both axes of the entries laid out in rows, so that exchanged entries show too.
+    Along both axes of the numbers laid out in rows, so that exchanged entries show too.
     """
     sums = []
     for t in tensors:
-        bits = t.detach().contiguous().view(_INTEGERS[t.element_size()]).view(-1)
-        whole = bits.numel() // _ROW * _ROW
-        rows = bits[:whole].view(-1, _ROW)
-        parts = [
-            rows.sum(0, dtype=torch.int64),
-            rows.sum(1, dtype=torch.int64),
-            bits[whole:].long(),
-        ]
-        sums.append(torch.cat(parts))
+        each = t.detach().contiguous().view(-1).view(torch.uint8)
+        if each.storage_offset() % 8:  # as a view of a larger tensor may be
+            each = each.clone()
+        end = each.numel() // (8 * _ROW) * (8 * _ROW)
+        rows = each[:end].view(torch.int64).view(-1, _ROW)
+        sums.append(torch.cat([rows.sum(0), rows.sum(1), each[end:].long()]))
     return sums
 
 
-_COPIED = 2**14  # entries of a frozen parameter that is compared with a copy
-_ROW = 2**10  # entries
+_COPIED = 2**14  # entries of a constant that is compared with a copy
+_ROW = 2**10  # numbers
 _LARGE = 2**18  # entries of all parameters
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

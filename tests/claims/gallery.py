@@ -102,11 +102,7 @@ def no_clipping(real: Any) -> Any:
 
 
 def half_the_sensitivity(real: Any) -> Any:
-    def init(self: Any, *args: Any) -> None:
-        real(self, *args)
-        self.sensitivity /= 2
-
-    return init
+    return property(lambda step: real.fget(step) / 2)
 
 
 def missing_on_the_first(real: Any) -> Any:
@@ -136,7 +132,9 @@ def a_constant_noise(real: Any) -> Any:
 
 AUDITED = {
     "no clipping": Mistake(attack(MANY), mechanism, "clipped_sums", no_clipping),
-    "sensitivity off by two": Mistake(attack(MANY), StepClipping, "__init__", half_the_sensitivity),
+    "sensitivity off by two": Mistake(
+        attack(MANY), StepClipping, "sensitivity", half_the_sensitivity
+    ),
     "clipped to 2 C": Mistake(attack(MANY), mechanism, "clipped_sums", clips_to_twice),
     "no noise on one parameter": Mistake(
         attack(ONE_STEP), GaussianNoise, "add", missing_on_the_first

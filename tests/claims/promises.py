@@ -35,7 +35,9 @@ PROMISES = (
             "method, engine and kind of clipping",
             ("test_one_unit_moves_the_sum_by_at_most_c", "check_of", "parts_of",
              "check_batch_norm_is_refused", "check_a_pass_writes_to_no_parameter",
-             "check_a_pass_assigns_no_parameter")),
+             "check_a_pass_assigns_no_parameter", "check_a_pass_permutes_no_parameter",
+             "check_a_pass_writes_to_no_buffer", "check_a_loss_writes_to_no_parameter",
+             "check_later_steps_write_to_no_parameter")),
     Promise("one unit moves the moments of the closed-form head by at most their bound, jointly, "
             "and the release is charged as it is noised",
             ("check_one_unit_moves_the_moments_by_at_most_the_bound",
@@ -126,6 +128,7 @@ PROMISES = (
              "check_a_factor_depends_on_its_own_unit",
              "check_an_augmentation_changes_each_row_by_itself",
              "check_the_sensitivity_does_not_follow_the_units",
+             "check_a_clipping_of_a_step_is_not_overwritten",
              "check_every_parameter_is_in_a_group")),
     Promise("draws do not repeat: two million units, ids up to 2^63, a million draws of one key",
             ("check_poisson_draws_do_not_repeat", "check_secure_poisson_draws_do_not_repeat",

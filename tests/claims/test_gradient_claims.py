@@ -28,6 +28,7 @@ from dpbam.engines import UnsupportedModelError, functional, loop, materialised,
 from dpbam.engines.base import PhysicalBatch
 from dpbam.engines.draws import KeyedDraws
 from dpbam.engines.fused import engine as fused_engine
+from dpbam.engines.state import _SMALL as SMALL
 from dpbam.engines.state import Snapshot
 from dpbam.errors import PlanViolationError
 from dpbam.params import Params
@@ -166,6 +167,8 @@ class WritesItsWeight(nn.Linear):
             pass
         elif self.way == "frozen":
             self.bias.data.mul_(1.5)
+        elif self.way == "buffer":
+            self.table.data.add_(1)
         elif self.way == "permuted":
             self.bias.data.copy_(self.bias.flip(0))
         elif self.way == "permuted large":
@@ -189,6 +192,7 @@ def check_a_pass_writes_to_no_parameter(
     """
     model = nn.Sequential(WritesItsWeight(4, 3))
     model[0].unused = nn.Parameter(torch.randn(5 * scratch._ROW + 7, 5), requires_grad=False)
+    model[0].register_buffer("table", torch.zeros(2 * SMALL))
     model[0].bias.requires_grad_(way not in ("frozen", "permuted"))
     x, y = torch.randn(9, 4), torch.zeros(9, dtype=torch.long)
     oracle = sized_oracle(
@@ -219,10 +223,42 @@ def check_a_pass_assigns_no_parameter() -> None:
 
 
 @pytest.mark.parametrize(
-    "way", ["data", "numpy", "frozen", "assigned", "permuted", "permuted large"]
+    "way", ["data", "numpy", "frozen", "assigned", "buffer", "permuted", "permuted large"]
 )
 def test_a_pass_writes_to_no_parameter(way: str) -> None:
     check_a_pass_writes_to_no_parameter(way)
+
+
+class WritesItsTemperature(nn.Module):
+    """A loss whose frozen parameter each pass changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.ones(1), requires_grad=False)
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        self.temperature.data.mul_(0.5)
+        return cross_entropy(output / self.temperature, target)
+
+
+def check_a_loss_writes_to_no_parameter() -> None:
+    model, refused = nn.Linear(4, 3), False
+    oracle = sized_oracle(
+        model, WritesItsTemperature(), private_plan(), engine="fused", physical_batch_size=4
+    )
+    try:
+        oracle.backward(torch.randn(9, 4), torch.zeros(9, dtype=torch.long))
+    except PlanViolationError:
+        refused = len(oracle.ledger) == oracle.step == 0
+    assert refused, "a pass has changed the loss of the next one"
+
+
+def test_a_loss_writes_to_no_parameter() -> None:
+    check_a_loss_writes_to_no_parameter()
+
+
+def check_a_pass_writes_to_no_buffer() -> None:
+    check_a_pass_writes_to_no_parameter("buffer")
 
 
 def check_later_steps_write_to_no_parameter() -> None:
@@ -612,7 +648,7 @@ MISTAKES = {
         check_a_pass_writes_to_no_parameter,
         SumMemory,
         "fixed",
-        lambda original: lambda self, theta, frozen: nullcontext(lambda: torch.zeros(())),
+        lambda original: lambda self, theta, constants: nullcontext(lambda: torch.zeros(())),
     ),
     "weights that a later pass has changed": Mistake(
         check_later_steps_write_to_no_parameter,
@@ -620,11 +656,23 @@ MISTAKES = {
         "changes",
         lambda original: lambda self: [torch.zeros((), dtype=torch.bool)],
     ),
+    "a large buffer that a pass has changed": Mistake(
+        check_a_pass_writes_to_no_buffer,
+        params,
+        "_dense_buffers",
+        lambda original: lambda module: [],
+    ),
+    "a loss's parameter that a pass has changed": Mistake(
+        check_a_loss_writes_to_no_parameter,
+        guard,
+        "trained_and_constant",
+        lambda original: lambda model, loss: original(model),
+    ),
     "frozen weights that a pass has permuted": Mistake(
         check_a_pass_permutes_no_parameter,
         scratch,
         "_sums_of_bits",
-        lambda original: lambda tensors: [t.view(torch.int32).sum() for t in tensors],
+        lambda original: lambda tensors: [t.view(torch.int32).sum().view(1) for t in tensors],
     ),
     "weights that a pass has put elsewhere": Mistake(
         check_a_pass_assigns_no_parameter,

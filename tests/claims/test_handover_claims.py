@@ -295,6 +295,15 @@ class Remembering(Clipping):
         return clipping_module.bound_factors(norms, self.present)
 
 
+def writable(original: Any) -> Any:
+    stated: dict[int, float] = {}
+
+    def write(step: StepClipping, value: float) -> None:
+        stated[id(step)] = value
+
+    return property(lambda step: stated.get(id(step), original.fget(step)), write)
+
+
 def check_a_factor_depends_on_its_own_unit() -> None:
     for make, words in (
         (ByTheLargest, "other factors for a unit when other units were left out"),
@@ -330,6 +339,33 @@ def test_a_clipping_of_a_step_that_checks_nothing_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"Unchecked\.at returned a Trusting"):
         oracle.backward(*samples(L))
     assert not len(oracle.ledger)
+
+
+class Restating(FlatClipping):
+    """States a hundredth of its sensitivity for the noise, or replaces a check."""
+
+    attribute, value = "sensitivity", 1e-4
+
+    def at(self, step: int, phi: float = 1.0) -> StepClipping:
+        clipping = super().at(step, phi)
+        setattr(clipping, self.attribute, self.value)
+        return clipping
+
+
+def check_a_clipping_of_a_step_is_not_overwritten() -> None:
+    for attribute, value in (("sensitivity", 1e-4), ("verify", lambda measured: None)):
+        oracle = oracle_of(Restating(0.01), clip_norm=0.01)
+        Restating.attribute, Restating.value = attribute, value
+        refused = False
+        try:
+            oracle.backward(*samples(L))
+        except AttributeError:
+            refused = not len(oracle.ledger)
+        assert refused, f"the noise or the checks of a step follow an overwritten {attribute}"
+
+
+def test_a_clipping_of_a_step_is_not_overwritten() -> None:
+    check_a_clipping_of_a_step_is_not_overwritten()
 
 
 class Halving(FlatClipping):
@@ -534,6 +570,9 @@ MISTAKES = {
     ),
     "factors that a clipping has overwritten": Mistake(
         check_factors_are_those_that_were_measured, StepClipping, "_of", as_the_clipping_returns
+    ),
+    "a sensitivity that can be overwritten": Mistake(
+        check_a_clipping_of_a_step_is_not_overwritten, StepClipping, "sensitivity", writable
     ),
     "parameters in no clipping group": Mistake(
         check_every_parameter_is_in_a_group, assembly, "check_groups", nothing

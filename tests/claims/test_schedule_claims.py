@@ -62,11 +62,7 @@ def sensitive_as(sensitivity):
     """A clipping of a step that states another sensitivity."""
 
     def mistake(original):
-        def init(self, clipping, phi=1.0):
-            original(self, clipping, phi)
-            self.sensitivity = sensitivity(clipping, phi)
-
-        return init
+        return property(lambda step: sensitivity(step._clipping, step._phi))
 
     return mistake
 
@@ -88,11 +84,11 @@ MISTAKES = {
         lambda original: lambda self, step: self.noise_multiplier,
     ),
     "noise for C where the clip is at 3 C": Mistake(
-        check_each_step_is_charged_as_noised, StepClipping, "__init__",
+        check_each_step_is_charged_as_noised, StepClipping, "sensitivity",
         sensitive_as(lambda clipping, phi: clipping.sensitivity),
     ),
     "noise for the first C after C has grown": Mistake(
-        check_an_adaptive_clip_is_charged_as_noised, StepClipping, "__init__",
+        check_an_adaptive_clip_is_charged_as_noised, StepClipping, "sensitivity",
         sensitive_as(lambda clipping, phi: phi),
     ),
     "C adapted before the noise is drawn": Mistake(

@@ -9,7 +9,7 @@ channel                        check
 a tensor kept by the model     every tensor of the rows must be freed after the pass
                                (:func:`check_nothing_kept`)
 a buffer or attribute          must be unchanged, in the loss too (:mod:`dpbam.engines.state`);
-                               writes through ``.data`` are seen in small tensors on the processor
+                               writes through ``.data``, by :meth:`dpbam.scratch.SumMemory.fixed`
 code with its own batching     custom functions and operators that are not torch's are refused
 rule, nested transforms
 hooks on gradients             refused: the engines would ignore them

@@ -213,7 +213,8 @@ class Snapshot:
                     raise StatefulModelError(f"{describe(key)} is a tensor of an earlier pass")
                 self._seen[id(value)] = value
                 name = partial(_describe_leaf, describe, key)
-                if self._is_counted(value):
+                by_count = self._compared != "all"
+                if by_count and isinstance(value, nn.Parameter) and not value.is_inference():
                     self._counted.append((value, name))
                     self._counts.append(value._version)
                 else:
@@ -234,11 +235,6 @@ class Snapshot:
                 self._containers.append((value, parts, inside))
             if not (self._code and level > _MOST_LEVELS):
                 waiting += [(child, inside, k, level + 1) for k, child in reversed(parts)]
-
-    def _is_counted(self, value: Any) -> bool:
-        """Whether torch's count of in-place changes is all that is compared, whatever it holds."""
-        alone = self._compared != "all" and isinstance(value, nn.Parameter)
-        return alone and not value.is_inference()
 
     def _read(self, value: Any) -> Any:
         """Return what changes when a tensor, an array or a generator does."""

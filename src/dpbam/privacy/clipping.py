@@ -156,9 +156,6 @@ class StepClipping:
         clipping: maps norms to factors.
         phi: the clip schedule's factor on C at this step.
 
-    Attributes:
-        sensitivity: C_t; infinite where nothing is clipped.
-
     Example:
         >>> step = StepClipping(FlatClipping(1.0), phi=2.0)
         >>> step.clip(torch.tensor([[0.5, 4.0]]))[0], step.sensitivity
@@ -166,15 +163,24 @@ class StepClipping:
         >>> step.verify()
     """
 
+    # without a dict, so that an ``at`` of the user's own cannot put other checks in place of these
+    __slots__ = (
+        "_apart", "_before", "_clipping", "_fixed", "_measured", "_own_code", "_phi", "coordinates",
+    )  # fmt: skip
+
     def __init__(self, clipping: Clipping, phi: float = 1.0) -> None:
         self._clipping, self._phi = clipping, phi
         self._fixed = clipping.sensitivity  # C, read once, before any unit
-        self.sensitivity = self._fixed * phi
         self.coordinates = clipping.coordinates
         self._measured: list[Tensor] = []  # [2] per physical batch, on the device
         self._own_code = _is_own_code(clipping)
         self._before = attributes_of(clipping) if self._own_code else None
         self._apart: list[Tensor] = []  # whether units change one another, per physical batch
+
+    @property
+    def sensitivity(self) -> float:
+        """C_t; infinite where nothing is clipped. Read-only: the noise is that of the checks."""
+        return self._fixed * self._phi
 
     def clip(self, norms: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the factors [G, U] of norms [G, U], and the sum of the extra coordinates [K].
