@@ -107,8 +107,13 @@ class SumMemory:
 class ParameterBits:
     """The bits of parameters, read as whole numbers, and a copy of them to compare with.
 
-    The views are made once, not at every step. They hold the parameters' memory, so that a
-    parameter at the same place (:meth:`are_of`) is in the same memory.
+    The views are made once, not at every step.
+
+    Guarantee: where :meth:`are_of` holds, the views are the parameters' memory.
+
+    Assumptions: none.
+
+    Proof: the views keep that memory alive, so that no other can be at the same place.
     """
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
