@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from dpbam import PrivacyPlan, PrivateGradientOracle
+from reproduce.defaults_page import by_present_rule
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 README = (ROOT / "README.md").read_text()
@@ -71,6 +72,20 @@ def spread(ratios: dict[str, float]) -> str:
         statistics.median(ratios.values()),
     )
     return f"{least:.3g} to {largest:.3g}, median {median:.3g}"
+
+
+def test_its_accuracies_are_those_of_the_command_by_the_present_rule() -> None:
+    lines = (ROOT / "reproduce" / "results" / "defaults-final.jsonl").read_text().splitlines()
+    found: dict[tuple[str, float], list[str]] = {}
+    for record in map(json.loads, lines):
+        if record["data"] == "cifar10" and by_present_rule(record):
+            place = record["model"], record["facts"]["epsilon"]
+            found.setdefault(place, []).append(f"{record['accuracy']:.1f}%")
+    plain = [*found["scattering", 1.0], *found["scattering", 8.0]]
+    encoder = [*found["mobilenet_v3_small.onnx", 1.0], *found["mobilenet_v3_small.onnx", 8.0]]
+    text = " ".join(README.split())
+    assert f"one run each on CIFAR-10 reached {plain[0]} at epsilon 1 and {plain[1]} at" in text
+    assert f"with a small public ImageNet encoder, {' and '.join(encoder)} (" in text
 
 
 def test_its_figures_of_bam_are_those_of_the_results() -> None:
