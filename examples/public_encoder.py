@@ -7,7 +7,7 @@ same epsilon, with three seeds. Images are averaged to 16x16, so that all of it 
     python examples/public_encoder.py encoder    # trains the encoder
     python examples/public_encoder.py tune       # learning rates, by a seed that is not compared
     python examples/public_encoder.py compare    # three seeds of each arm
-    python examples/public_encoder.py table      # prints the table of docs/how-good.md
+    python examples/public_encoder.py table      # prints the table of results
 
 Work is in ``runs/public-encoder``, one line per run in ``reproduce/results/encoders.jsonl``.
 """

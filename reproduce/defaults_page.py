@@ -26,6 +26,10 @@ from reproduce.recipes import recipes_folder
 LEVELS = "src/dpbam/app/runs/levels.json"
 _REFERENCE = "not private"  # no alternative: it spends no budget
 Cell = dict[str, Any]
+# studies of nets that are next to what auto reached: records, the table's name, auto's data
+_NETS = (("other-digits", "digits", "digits"), ("table1-cifar10", "CIFAR-10 at 16x16", "cifar10"))
+_FEW = 500  # records
+_SHOWN = {"accuracy": "rule", "regret": "regret"}
 _COLOURS = {"scattering": "#0072b2", "mobilenet": "#d55e00"}
 
 
@@ -47,28 +51,23 @@ def cells(records: Sequence[Record]) -> list[Cell]:
 
 
 def regret_table(found: Sequence[Cell]) -> str:
-    """Return Markdown: mean and worst regret by source and features, sources left out last."""
-    groups: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for cell in found:
-        groups[cell["source"], cell["features"]].append(cell["regret"])
-    lines = ["| source | features | cells | mean regret | worst |", "|---|---|---|---|---|"]
-    for (source, kind), values in sorted(groups.items(), key=lambda g: (g[0][0] not in FITTED, g)):
-        lines.append(_row([source, kind], values))
+    """Return Markdown: mean and worst regret over the sources left out of fitting, by features."""
+    lines = ["| features | sources | cells | mean regret | worst |", "|---|---|---|---|---|"]
     for kind in sorted({cell["features"] for cell in found}):
-        others = _left_out(found, kind)
-        if others:
-            lines.append(_row(["all sources that chose nothing", kind], others))
+        left_out = [c for c in found if c["features"] == kind and c["source"] not in FITTED]
+        for several in (False, True):
+            chosen = [c for c in left_out if (c["n"] > _FEW) == several]
+            if not chosen:
+                continue
+            values = [cell["regret"] for cell in chosen]
+            worst = max(chosen, key=lambda cell: float(cell["regret"]))
+            sources, size = len({c["source"] for c in chosen}), "more" if several else "96 or 500"
+            lines.append(
+                f"| {kind}, n {size} | {sources} | {len(values)} | "
+                f"{np.mean(values):.1f} ± {_half_width(values):.1f} | {worst['regret']:.1f} "
+                f"({worst['source']} at {worst['epsilon']:g}) |"
+            )
     return "\n".join(lines)
-
-
-def _left_out(found: Sequence[Cell], kind: str) -> list[float]:
-    return [c["regret"] for c in found if c["source"] not in FITTED and c["features"] == kind]
-
-
-def _row(names: list[str], values: Sequence[float]) -> str:
-    interval = f" ± {_half_width(values):.1f}" if len(values) > 1 else ""
-    cells = [*names, str(len(values)), f"{np.mean(values):.1f}{interval}", f"{max(values):.1f}"]
-    return f"| {' | '.join(cells)} |"
 
 
 def _half_width(values: Sequence[float]) -> float:
@@ -80,15 +79,13 @@ def _half_width(values: Sequence[float]) -> float:
 
 
 def final_table(records: Sequence[Record]) -> str:
-    """Return Markdown: the real command's accuracy by data, model, epsilon and rule."""
-    groups: dict[tuple[str, str, float, str], list[Record]] = defaultdict(list)
-    for record in records:
-        rule = "present" if by_present_rule(record) else "earlier"
-        groups[record["data"], record["model"], record["facts"]["epsilon"], rule].append(record)
-    names = ("data", "model that was chosen", "epsilon", "rule", "seeds", "accuracy, %")
-    header = f"| {' | '.join(names)} | balanced, % |"
-    lines = [header, "|---|---|---|---|---|---|---|"]
-    for (data, model, epsilon, rule), runs in sorted(groups.items()):
+    """Return Markdown: the real command's accuracy by data, model and epsilon, by today's rule."""
+    groups: dict[tuple[str, str, float], list[Record]] = defaultdict(list)
+    for record in filter(by_present_rule, records):
+        groups[record["data"], record["model"], record["facts"]["epsilon"]].append(record)
+    lines = ["| data | n | features | epsilon | accuracy, % | balanced, % |"]
+    lines.append("|---" * 6 + "|")
+    for (data, model, epsilon), runs in sorted(groups.items()):
         accuracies, balanced = (
             ", ".join(
                 f"{run[name]:.1f}"
@@ -97,7 +94,8 @@ def final_table(records: Sequence[Record]) -> str:
             )
             for name in ("accuracy", "balanced_accuracy")
         )
-        cells = (data, model, f"{epsilon:g}", rule, str(len(runs)), accuracies, balanced)
+        cells = (data.removesuffix(".npz"), str(runs[0]["facts"]["n"]), model, f"{epsilon:g}",
+                 accuracies, balanced)  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -113,38 +111,140 @@ def by_present_rule(record: Record) -> bool:
 
 def findings_table(records: Sequence[Record]) -> str:
     """Return Markdown: mean accuracy over the findings, of the rule and of the best alternative."""
-    lines = [
-        "| features | n | epsilon | best constant | rule | best on validation records | regret |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    lines = ["| n | epsilon | constant | rule | best on validation records |", "|---" * 5 + "|"]
     for record in records:
         means = {name: np.mean(rows, axis=0) for name, rows in record["scores"].items()}
         best = max(means, key=lambda name: float(means[name][0]))
         rule, other = float(means["path 1 C 1"][1]), float(means[best][1])
-        cells = (record["features"], str(record["n"]), f"{record['epsilon']:g}",
-                 f"{record['constant']:.1f}", f"{rule:.1f}", f"{other:.1f} ({best})",
-                 f"{other - rule:.1f}")  # fmt: skip
+        cells = (str(record["n"]), f"{record['epsilon']:g}", f"{record['constant']:.1f}",
+                 f"{rule:.1f}", f"{other:.1f}")  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def level_table(found: Sequence[Cell]) -> str:
-    """Return Markdown: test accuracy of the rule by source, features, n and epsilon."""
-    groups: dict[tuple[str, str, int], dict[float, Cell]] = defaultdict(dict)
+def study_table(found: Sequence[Cell]) -> str:
+    """Return Markdown: accuracy and regret of the rule by source and n; all epsilons in one."""
+    groups: dict[tuple[str, int], list[Cell]] = defaultdict(list)
     for cell in found:
-        groups[cell["source"], cell["features"], cell["n"]][cell["epsilon"]] = cell
-    epsilons = sorted({cell["epsilon"] for cell in found})
-    heads = " | ".join(f"epsilon {e:g}" for e in epsilons)
-    lines = [f"| source | features | n | constant | {heads} | without privacy |"]
-    lines.append("|---" * (5 + len(epsilons)) + "|")
-    for (source, kind, n), row in sorted(groups.items()):
-        some = next(iter(row.values()))
-        shown = " | ".join(f"{row[e]['rule']:.1f}" if e in row else "" for e in epsilons)
+        groups[cell["source"], cell["n"]].append(cell)
+    kinds = ("scattering", "mobilenet")
+    names = ["source", "n", "constant", *(f"{k}: {what}" for k in kinds for what in _SHOWN)]
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    for (source, n), row in sorted(groups.items()):
+        shown = [source, str(n), f"{row[0]['constant']:.0f}"]
+        for kind in kinds:
+            of_kind = sorted((c for c in row if c["features"] == kind), key=lambda c: c["epsilon"])
+            shown += [", ".join(f"{c[name]:.1f}" for c in of_kind) for name in _SHOWN.values()]
+        lines.append(f"| {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+def gains_table(found: Sequence[Cell]) -> str:
+    """Return Markdown: what the rule gained by an encoder, more records and more epsilon."""
+    places = {(c["source"], c["features"], c["n"], c["epsilon"]): float(c["rule"]) for c in found}
+    gains: dict[str, dict[str, float]] = defaultdict(dict)
+    for (source, kind, n, epsilon), before in places.items():
+        if kind != "scattering":
+            continue
+        changes = {
+            "`--encoder` (an ImageNet net) at epsilon 3": (3.0, "mobilenet", n, 3.0),
+            "epsilon 3 instead of 1": (1.0, kind, n, 3.0),
+            "epsilon 8 instead of 3": (3.0, kind, n, 8.0),
+        }
+        for words, (start, *end) in changes.items():
+            after = places.get((source, *end))
+            if epsilon == start and n <= _FEW and after is not None:
+                gains[words][source] = after - before
+        more = [m for s, k, m, e in places if (s, k, e) == (source, kind, 3.0) and 3 < m / n < 5]
+        if epsilon == 3.0 and more:
+            gains[f"about four times the records, from {n}"][source] = (
+                places[source, kind, more[0], 3.0] - before
+            )
+    lines = ["| change | sources | points gained | least and most |", "|---|---|---|---|"]
+    for words, by_source in sorted(gains.items()):
+        values = list(by_source.values())
         lines.append(
-            f"| {source} | {kind} | {n} | {some['constant']:.1f} | {shown} | "
-            f"{some['not private']:.1f} |"
+            f"| {words} | {len(values)} | {np.mean(values):+.1f} | "
+            f"{min(values):+.1f}, {max(values):+.1f} |"
         )
     return "\n".join(lines)
+
+
+def updates_table(records: Sequence[Record]) -> str:
+    """Return Markdown: parts of an encoder; the rate that validation records chose is bold."""
+    groups: dict[tuple[float, str], dict[float, list[Record]]] = defaultdict(dict)
+    for r in records:
+        groups[r["epsilon"], r["part"]].setdefault(r["lr"], []).append(r)
+    rates = sorted({r["lr"] for r in records if r["lr"]})
+    names = ("epsilon", "trained (numbers)", "seeds", *(f"lr {rate:g}" for rate in rates))
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    for (epsilon, part), by_rate in sorted(groups.items()):
+        best = max(by_rate, key=lambda rate: _mean(by_rate[rate], "validation"))
+        some = by_rate[best][0]
+        count = some.get("seeds", max(len(runs) for runs in by_rate.values()))
+        shown = [f"{epsilon:g}", f"{part} ({some['trained']})", str(count)]
+        for rate in (0.0, *rates[1:]) if 0.0 in by_rate else rates:
+            accuracy = f"{_mean(by_rate[rate], 'test'):.1f}" if rate in by_rate else ""
+            shown.append(f"**{accuracy}**" if rate == best and rate else accuracy)
+        lines.append(f"| {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+def masks_table(records: Sequence[Record]) -> str:
+    """Return Markdown: Dice of auto's defaults, and of what validation records chose, on test."""
+    groups: dict[tuple[float, bool, str], list[Record]] = defaultdict(list)
+    for r in (record for record in records if record["data"] == "masks"):
+        by_rule = r["setting"].get("model") == "auto"
+        words = ", ".join(f"{k} {v:g}" for k, v in r["setting"].items() if isinstance(v, float))
+        groups[r["epsilon"], not by_rule, words].append(r)
+    lines = ["| epsilon | settings | seeds | Dice, % | constant |", "|---|---|---|---|---|"]
+    for (epsilon, tuned, words), rows in sorted(groups.items()):
+        shown = ", ".join(f"{row['dice']:.1f}" for row in rows)
+        what = f"best on validation records: {words}" if tuned else "left out"
+        lines.append(
+            f"| {epsilon:g} | {what} | {len(rows)} | {shown} | {rows[0]['constant']:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def nets_table(folder: Path) -> str:
+    """Return Markdown: nets from scratch, by their best rate or method, next to ``auto``."""
+    lines = ["| data | n | epsilon | net | accuracy, % | `auto`, % |", "|---" * 6 + "|"]
+    for study, data, reference in _NETS:
+        groups: dict[tuple[float, str], list[float]] = defaultdict(list)
+        for r in _read(folder / "desk" / f"{study}.jsonl"):
+            groups[r["config"]["epsilon"], r["arm"]].append(100 * r["accuracy"])
+            net = f"{r['config']['model']}, width {r['config']['model_options']['width']:g}"
+            n = r["plan"]["n"]
+        for epsilon in sorted({epsilon for epsilon, _ in groups}):
+            best = max(float(np.mean(v)) for (e, _), v in groups.items() if e == epsilon)
+            at = min(epsilon, 8.0)  # what auto was run at, not above the net's
+            head = _mean([
+                r for r in _read(folder / "defaults-final.jsonl") if by_present_rule(r) and
+                (r["data"], r["model"], r["facts"]["epsilon"]) == (reference, "scattering", at)
+            ], "accuracy")  # fmt: skip
+            shown = f"{head:.1f}" if at == epsilon else f"{head:.1f} (epsilon {at:g})"
+            lines.append(f"| {data} | {n} | {epsilon:g} | {net} | {best:.1f} | {shown} |")
+    new = _read(folder / "defaults-nets.jsonl")
+    by_rule = {r["source"]: r for r in new if r["setting"]["model"] == "auto"}
+    nets: dict[tuple[str, str], list[Record]] = defaultdict(list)
+    for r in new:
+        views = r["setting"].get("augment_multiplicity", 0)
+        if r["setting"]["model"] != "auto":
+            name = f"{r['setting']['model']}, {views or 'no'} augmented views"
+            nets[r["source"], name].append(r)
+    for (source, name), rows in sorted(nets.items()):
+        best = max(float(row["accuracy"]) for row in rows)
+        rule = by_rule[source]
+        lines.append(
+            f"| {source} | {rule['n']} | {rule['epsilon']:g} | {name} | {best:.1f} | "
+            f"{rule['accuracy']:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def _mean(records: Sequence[Record], name: str) -> float:
+    return float(np.mean([record[name] for record in records]))
 
 
 def levels(records: Sequence[Record]) -> str:
@@ -218,9 +318,13 @@ def page(text: str, folder: Path) -> str:
     study = cells(_read(folder / "defaults.jsonl"))
     tables: dict[str, Callable[[], str]] = {
         "final": lambda: final_table(_read(folder / "defaults-final.jsonl")),
+        "gains": lambda: gains_table(study),
         "regret": lambda: regret_table(study),
-        "level": lambda: level_table(study),
+        "study": lambda: study_table(study),
         "findings": lambda: findings_table(_read(folder / "defaults-findings.jsonl")),
+        "updates": lambda: updates_table(_read(folder / "defaults-lora.jsonl")),
+        "masks": lambda: masks_table(_read(folder / "defaults-masks.jsonl")),
+        "nets": lambda: nets_table(folder),
     }
     for name, make in tables.items():
         place = re.compile(f"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)

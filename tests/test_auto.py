@@ -41,6 +41,21 @@ def test_every_fact_has_a_choice(facts: Facts) -> None:
 
 
 @settings(max_examples=60, deadline=None)
+@given(st.integers(1, 10**9), st.floats(1e-3, 1e3), st.sampled_from(["lora", "norms"]))
+def test_a_part_of_an_encoder_has_settings_for_every_n_and_epsilon(
+    n: int, epsilon: float, trained: str
+) -> None:
+    facts = Facts(n=n, epsilon=epsilon, image_shape=(3, 8, 8), classes=5, encoder="hf:x",
+                  trained=trained)  # fmt: skip
+    choice = choose(facts)
+    assert 1 <= choice.batch_size <= n
+    assert choice.optimizer == "nadam"
+    assert 0 < choice.lr < 1
+    assert choice.release_counts is choice.release_centre is None  # they are of fixed features
+    assert all("\n" not in line and len(line) < 200 for line in choice.reason)
+
+
+@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 10**7), st.floats(0.01, 100), st.floats(1.01, 10))
 def test_more_units_and_epsilon_never_shorten_the_path(n: int, epsilon: float, k: float) -> None:
     base = path_length(n, epsilon, 1e-6, 10)

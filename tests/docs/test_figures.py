@@ -76,9 +76,16 @@ def test_every_picture_is_valid_and_named(figures: ModuleType) -> None:
         assert "http" not in path.read_text().replace("http://www.w3.org/2000/svg", "")
 
 
-def test_the_page_has_the_table_of_the_records(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_says_what_the_records_of_the_public_encoder_show(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     study = runpy.run_path(str(ROOT / "examples" / "public_encoder.py"))
     study["table"]()
-    printed = capsys.readouterr().out
-    assert printed in (ROOT / "docs" / "how-good.md").read_text()
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
+    gains = {
+        row[0].lstrip("| "): row[2].split()[0] for row in rows if len(row) > 2 and row[2].strip()
+    }
+    assert round(float(gains["head"])) == round(float(gains["LoRA"])) == 9
+    text = " ".join((ROOT / "docs" / "how-good.md").read_text().split())
+    assert "worth nine points, and a head alone gets all of them" in text
     assert len(study["records"]("compare")) == len(study["ARMS"]) * len(study["SEEDS"])

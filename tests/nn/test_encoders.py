@@ -173,8 +173,20 @@ def test_low_rank_updates_alone_are_trained_with_the_head(tmp_path):
     model = loaded(save_encoder(tmp_path))
     model.add_lora(lora_rank=2)
     names = train_part(model, "lora")
-    assert all("lora_" in name or name.startswith("head.") for name in names)
-    assert len(names) == 2 + 2 * 6  # A and B of four projections and two layers
+    assert all("lora_B" in name or name.startswith("head.") for name in names)
+    assert len(names) == 2 + 6  # B of four projections and two layers
+
+
+def test_the_fixed_factor_is_orthonormal_and_the_same_in_every_model(tmp_path):
+    factors = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        model = loaded(save_encoder(tmp_path / str(seed)))
+        model.add_lora(lora_rank=2)
+        factors.append([p for name, p in model.named_parameters() if "lora_A" in name])
+    for first, second in zip(*factors, strict=True):
+        assert torch.equal(first, second)
+        torch.testing.assert_close(first @ first.T, torch.eye(2), atol=1e-6, rtol=0)
 
 
 def test_weights_are_named_by_the_digest_of_their_file(tmp_path):

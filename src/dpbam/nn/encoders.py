@@ -167,7 +167,14 @@ class PublicEncoder(nn.Module):
         return self
 
     def add_lora(self, lora_rank: int) -> None:
-        """Give every linear layer of the encoder a low-rank update B A, with B = 0 at first."""
+        """Give every linear layer of the encoder a low-rank update B A, with B = 0 at first.
+
+        A is a constant with orthonormal rows, and is not trained. The product does not say how it
+        is split: dividing B and multiplying A by a number changes the clipped gradient of both, but
+        no output. With A fixed there is one split, the gradient of B is that of B A in an
+        orthonormal basis, and noise is added to half as many numbers
+        (``reproduce/defaults_lora.py`` compares).
+        """
         from peft import LoraConfig, inject_adapter_in_model
 
         linear = [n for n, m in self.encoder.named_modules() if isinstance(m, nn.Linear)]
@@ -179,6 +186,12 @@ class PublicEncoder(nn.Module):
         _validate.count("lora_rank", lora_rank)
         options = LoraConfig(r=lora_rank, lora_alpha=2 * lora_rank, target_modules=linear)
         inject_adapter_in_model(options, self.encoder)
+        generator = torch.Generator().manual_seed(0)  # public constants, the same in every process
+        for name, parameter in self.encoder.named_parameters():
+            if "lora_A" in name:
+                rows = torch.empty(parameter.shape, dtype=torch.float64)
+                parameter.data.copy_(nn.init.orthogonal_(rows, generator=generator))
+                parameter.requires_grad_(False)
 
     def merge_lora(self) -> None:
         """Add the low-rank updates to the weights, W + 2 B A, and remove them."""

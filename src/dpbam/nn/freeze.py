@@ -78,8 +78,8 @@ def train_part(model: nn.Module, trained: str) -> list[str]:
     Args:
         model: changed in place.
         trained: "head", the last layer; "norms", the scales and shifts of norm layers, and the
-            head; "lora", the low-rank updates of a public encoder, and the head; or "all", which
-            leaves the model as it is.
+            head; "lora", the factors B of a public encoder's low-rank updates, and the head; or
+            "all", which leaves the model as it is.
 
     Returns:
         The names of the trainable parameters.
@@ -96,7 +96,7 @@ def train_part(model: nn.Module, trained: str) -> list[str]:
         return head
     for name, module in model.named_modules():
         norm = trained == "norms" and "norm" in type(module).__name__.lower()
-        if norm or "lora_" in name:
+        if norm or (trained == "lora" and "lora_B" in name):
             for parameter in module.parameters(recurse=False):
                 parameter.requires_grad_(True)
     if len(_trainable(model)) == len(head):

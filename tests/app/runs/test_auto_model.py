@@ -27,13 +27,15 @@ from dpbam.app.runs import (
     prepare,
     stored_config,
 )
-from dpbam.app.runs.automatic import command, resolve, with_default_model
+from dpbam.app.runs.automatic import command, not_by_rule, resolve, with_default_model
 from dpbam.app.runs.export import export
 from dpbam.app.runs.feature_model import build_feature_model
 from dpbam.app.runs.files import read_json, read_json_lines
 from dpbam.app.runs.predict import evaluate_dataset, predict_files
 from dpbam.app.runs.scattering_onnx import RealScattering
+from dpbam.auto import Facts, choose
 from dpbam.data import load
+from dpbam.privacy.plan import epoch_steps
 from dpbam.training.events import Reporter
 from tests.features.test_features import onnx_file
 from tests.tiny_encoders import save_encoder
@@ -419,6 +421,37 @@ def test_an_encoder_that_is_named_is_what_auto_takes(asked):
         assert resolved.config.model == model
         assert resolved.config.auto_facts["encoder"] == encoder.replace("a/b.", "b.")
         assert resolved.config.public_encoder is None
+
+
+@pytest.mark.parametrize("part", ["lora", "norms"])
+def test_a_part_of_an_encoder_is_trained_by_the_rule_for_it(part):
+    asked = RunConfig(data="digits", epsilon=3.0, model="hf:a/b", train=part)
+    resolved = resolve(asked, load("digits"), 1438)
+    config = resolved.config
+    expected = choose(
+        Facts(
+            n=1438, epsilon=3.0, image_shape=(1, 8, 8), classes=10, encoder="hf:a/b", trained=part
+        )
+    )
+    steps = epoch_steps(1438, config.batch_size, config.epochs)
+    assert (config.batch_size, steps) == (expected.batch_size, expected.steps)
+    assert (config.lr, config.optimizer) == (expected.lr, "nadam")
+    assert config.release_counts is config.release_centre is None
+    assert config.auto_facts["trained"] == part
+    assert not not_by_rule(config)
+    assert "lr is 1.0, which is not what the rule chooses" in not_by_rule(config.replace(lr=1.0))
+    other = config.replace(train="norms" if part == "lora" else "lora")
+    assert "auto_facts cannot be read" in not_by_rule(other)
+    assert "the same as dpbam train --data digits" in resolved.lines[-1]
+
+
+def test_settings_of_lora_that_the_user_chose_stay():
+    asked = RunConfig(data="digits", epsilon=3.0, model="hf:a/b", train="lora", lr=0.1, epochs=1)
+    config = resolve(asked, load("digits"), 1438).config
+    assert (config.lr, config.epochs) == (0.1, 1)
+    assert not {"lr", "epochs"} & set(config.auto_settings)
+    plain = RunConfig(data="digits", noise_multiplier=1.0, model="hf:a/b", train="lora")
+    assert resolve(plain, load("digits"), 1438).config == plain  # the rule needs epsilon
 
 
 def test_features_that_take_long_are_reported(config, tmp_path, monkeypatch):

@@ -1,9 +1,9 @@
 """Settings that a run leaves out, from public facts alone: ``--model auto`` in a run.
 
 The rule is :func:`dpbam.auto.choose`. It fills in what the user left out: every setting that was
-given stays. It is applied to ``auto``, and to models that are a head on fixed features. The facts
-and the names of the settings chosen become part of the run's configuration, so that its statement
-can list them, and a resumed run does not choose anew.
+given stays. It is applied to ``auto``, to models that are a head on fixed features, and to LoRA and
+norm layers of a public encoder. The facts and the names of the settings chosen become part of the
+run's configuration, so that its statement can list them, and a resumed run does not choose anew.
 
 What the defaults reached on public data sets, for settings like the user's, is in ``levels.json``:
 the rows of the study ``reproduce/defaults.py`` (docs/how-good.md). They say what to expect, and
@@ -73,7 +73,7 @@ def with_default_model(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resolve(config: RunConfig, train: DataSet, n: int) -> Resolved:
-    """Fill in what the user left out, if the model is ``auto`` or a head on fixed features.
+    """Fill in what the user left out: of ``auto``, of heads on fixed features, of LoRA and norms.
 
     Args:
         config: what the user asks for.
@@ -85,7 +85,7 @@ def resolve(config: RunConfig, train: DataSet, n: int) -> Resolved:
         return Resolved(config)
     if config.encoder and config.trained == "head" and config.private:
         return Resolved(config, (_about_raw_features(config),))
-    if config.model != AUTO and not config.fixed_features:
+    if config.model != AUTO and not config.fixed_features and not _trains_updates(config):
         return Resolved(config)
     reason = _without_rule(config, train)
     if reason:
@@ -101,7 +101,7 @@ def resolve(config: RunConfig, train: DataSet, n: int) -> Resolved:
     )
     batch_size = explicit.expected_batch(n)
     head = choice.reason[1]
-    if choice.head == "descent":
+    if choice.head == "descent" and facts.trained == "head":
         head = auto.about_descent(
             facts, steps=epoch_steps(n, batch_size, explicit.epochs), batch_size=batch_size,
             by_rule="lr" in chosen,
@@ -124,9 +124,16 @@ def _without_rule(config: RunConfig, train: DataSet) -> str:
         return f"for {train.task}"
     if config.epsilon is None:
         return "without epsilon"
+    if train.task != "single-label" and _trains_updates(config):
+        return f"for {config.trained} and {train.task}"
     by_descent = config.head == "descent" and "head" in config.model_fields_set
     gradients = by_descent or config.method != "dp-sgd" or config.measure_bias is not None
     return "for a regression with gradients" if train.task == "regression" and gradients else ""
+
+
+def _trains_updates(config: RunConfig) -> bool:
+    """Whether a part of a public encoder is trained next to the head."""
+    return config.encoder and config.private and config.trained in ("lora", "norms")
 
 
 def _by_default(config: RunConfig, train: DataSet, reason: str) -> Resolved:
@@ -151,12 +158,15 @@ def _facts(config: RunConfig, train: DataSet, n: int) -> auto.Facts:
         encoder=None if encoder == SCATTERING else encoder,
         gradients=config.method != "dp-sgd" or config.measure_bias is not None,
         head=config.head if "head" in config.model_fields_set else None,
+        trained=config.trained if _trains_updates(config) else "head",
     )  # fmt: skip
 
 
 def _public(facts: auto.Facts, delta: float) -> dict[str, Any]:
     """Return the facts for the statement: no path, and nothing that is None."""
     values = asdict(facts) | {"delta": delta, "image_shape": list(facts.image_shape)}
+    if facts.trained == "head":
+        del values["trained"]
     return values | {
         "encoder": public_name(facts.encoder) if facts.encoder else "none named",
         "head": facts.head or "none named",
@@ -166,7 +176,8 @@ def _public(facts: auto.Facts, delta: float) -> dict[str, Any]:
 def _chosen(config: RunConfig, choice: auto.Choice, n: int) -> dict[str, Any]:
     """Return the settings that the user left out, with the values of the rule."""
     user_set = config.model_fields_set
-    values: dict[str, Any] = {} if "head" in user_set else {"head": choice.head}
+    by_user = "head" in user_set or _trains_updates(config)
+    values: dict[str, Any] = {} if by_user else {"head": choice.head}
     if config.model == AUTO:
         encoder = choice.features.startswith(ENCODER)
         values["model"] = FEATURES + choice.features if encoder else choice.features
@@ -180,7 +191,7 @@ def _chosen(config: RunConfig, choice: auto.Choice, n: int) -> dict[str, Any]:
         "batch_size": choice.batch_size,
         "epochs": choice.steps * batch_size / n,
         "clip_norm": choice.clip_norm,
-        "optimizer": "sgd",
+        "optimizer": choice.optimizer,
     }
     if choice.release_centre is not None:
         rule["release_centre"] = choice.release_centre
@@ -193,12 +204,14 @@ def _chosen(config: RunConfig, choice: auto.Choice, n: int) -> dict[str, Any]:
         rule |= {"release_counts": choice.release_counts, "balance": choice.balance}
     values |= {name: value for name, value in rule.items() if name not in user_set}
     resolved = config.replace(**values, public_encoder=None)
-    if resolved.optimizer == "sgd":  # the rule has no learning rate of any other
+    if resolved.optimizer == choice.optimizer:  # the rule has no learning rate of any other
         steps = epoch_steps(n, batch_size, resolved.epochs)
-        # the length of the path, lr C T, is what the rule chooses
-        path = choice.lr * choice.clip_norm * choice.steps
-        lr = float(f"{path / (resolved.clip_norm * steps):.3g}")
-        rule = {"lr": lr, "momentum": choice.momentum}
+        # the length of the path is what the rule chooses: lr C T, and lr T of NAdam
+        path = choice.lr * choice.steps
+        rule = {"lr": float(f"{path / steps:.3g}")}
+        if choice.optimizer == "sgd":
+            lr = path * choice.clip_norm / (resolved.clip_norm * steps)
+            rule = {"lr": float(f"{lr:.3g}"), "momentum": choice.momentum}
         values |= {name: value for name, value in rule.items() if name not in user_set}
     return values
 
@@ -260,6 +273,7 @@ def _by_rule(config: RunConfig) -> dict[str, Any]:
     stated = dict(config.auto_facts)
     shape = tuple(stated.pop("image_shape"))
     head = None if stated["head"] == "none named" else stated["head"]
+    stated["trained"] = config.trained if _trains_updates(config) else "head"
     facts = auto.Facts(**{**stated, "image_shape": shape, "encoder": encoder, "head": head})
     if _public(facts, stated["delta"]) != config.auto_facts:
         raise ValueError("the encoder is another one")
@@ -306,7 +320,7 @@ def recorded_levels() -> tuple[Level, ...]:
 def expectation(config: RunConfig, n: int, classes: int, task: str) -> str:
     """Return what to expect of these settings, by records of like ones, in one sentence."""
     alike = _alike(config, n, classes)
-    if task != "single-label" or not config.auto_facts or not alike:
+    if task != "single-label" or not config.auto_facts or not config.fixed_features or not alike:
         return "no record like this: the study has classes of images, by auto's own settings"
     sources = ", ".join(sorted({level.source for level in alike}))
     units = _range([float(level.n) for level in alike])
