@@ -270,3 +270,36 @@ def test_batches_count_down_to_the_end_of_the_plan() -> None:
     assert len(batches) == 1
     assert len(list(batches)) == 1
     assert len(batches) == 0
+
+
+def test_a_hugging_face_set_is_read_by_record_and_its_repeats_are_refused() -> None:
+    datasets = pytest.importorskip("datasets")
+    records = datasets.Dataset.from_dict({"x": X.tolist(), "label": Y.tolist()})
+    records = records.with_format("torch")
+    plan = private_plan(batch_size=30, steps=2)
+    inputs, targets, units = next(poisson_batches(plan, records))
+    torch.testing.assert_close((inputs["x"], targets), (X[units], Y[units]))
+    next(poisson_batches(plan, records.shuffle(seed=0)))
+    with pytest.raises(ValueError, match="rows 0 and 1 of the Dataset are one record"):
+        poisson_batches(plan, records.select([0, *range(99)]))
+
+
+def test_owners_of_several_columns_are_refused() -> None:
+    plan = private_plan(n=50, batch_size=10, unit="patient", max_records=2)
+    with pytest.raises(ValueError, match=r"shape \(100, 2\): name the owner of each record by one"):
+        poisson_batches(plan, (X, Y), units=[("a", i // 2) for i in range(100)])
+
+
+@pytest.mark.parametrize("missing", ["nan", "None", "<NA>", " "])
+def test_a_missing_owner_as_text_is_refused(missing: str) -> None:
+    owners = [missing if i < 2 else f"p{i // 2}" for i in range(100)]
+    plan = private_plan(n=50, batch_size=10, unit="patient", max_records=2)
+    with pytest.raises(ValueError, match="2 of 100 records have no unit of privacy, record 0"):
+        poisson_batches(plan, (X, Y), units=owners)
+
+
+def test_a_masked_owner_is_refused() -> None:
+    owners = np.ma.masked_array(np.arange(100) // 2, mask=np.arange(100) == 7)
+    plan = private_plan(n=50, batch_size=10, unit="patient", max_records=2)
+    with pytest.raises(ValueError, match="1 of 100 records have no unit of privacy, record 7"):
+        poisson_batches(plan, (X, Y), units=owners)

@@ -51,7 +51,8 @@ AUDIT = {
     "differs check_alone attributes_of portions check_groups",
     "privacy/noise.py": "",
     "privacy/randomness.py": "Randomness",
-    "privacy/plan.py": "PrivacyPlan.sampling_rate PrivacyPlan.charged_noise_multiplier "
+    "privacy/plan.py": "PrivacyPlan._make_plain _plain PrivacyPlan.sampling_rate "
+    "PrivacyPlan.charged_noise_multiplier "
     "PrivacyPlan.noise_multiplier_at PrivacyPlan.charged_at PrivacyPlan.check_step "
     "PrivacyPlan.check_before PrivacyPlan.check_resumed PrivacyPlan.sampler _factor",
     "privacy/sampling.py": "",
@@ -65,7 +66,7 @@ AUDIT = {
     "loading.py": "PoissonBatches._samples",
     "batches.py": "LogicalBatch",
     "privacy/ledger.py": "",
-    "privacy/accounting.py": "total_epsilon joint_noise_multiplier _refine_epsilon "
+    "privacy/accounting.py": "total_epsilon joint_noise_multiplier checked _refine_epsilon "
     "_is_out_of_reach _on_grid _without_lost _compose _step_loss _by_rdp _step_rdp",
 }
 

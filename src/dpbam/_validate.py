@@ -59,18 +59,26 @@ def count(name: str, value: object, *, least: int = 1, hint: str = "") -> int:
     return k
 
 
+#: missing values as text: pandas and NumPy write them so in ``astype(str)``
+_MISSING = {"", "nan", "NaN", "NaT", "None", "<NA>"}
+
+
 def owners(
     name: str, labels: object, place: Callable[[int], str] = lambda index: f"record {index}"
 ) -> None:
     """Refuse records without an owner (an empty name, NaN, None): together they would be a unit.
+
+    Missing values that were made text ("nan") and masked entries are refused as well.
 
     ``place`` returns where a record is to be found, for the message.
     """
     import numpy as np
 
     values = np.asarray(labels)
-    if values.dtype.kind in "OUST":
-        lost = [v is None or v != v or not str(v).strip() for v in values.tolist()]
+    if np.ma.is_masked(labels):
+        lost = np.ma.getmaskarray(np.ma.asarray(labels)).tolist()
+    elif values.dtype.kind in "OUST":
+        lost = [v is None or v != v or str(v).strip() in _MISSING for v in values.tolist()]
     else:
         lost = (values != values).tolist()  # NaN and NaT are the values unlike themselves
     if any(lost):

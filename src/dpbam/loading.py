@@ -79,9 +79,9 @@ class PoissonBatches(Iterator[Batch]):
                 "sampling rate would be another; make the plan with the data set's size"
             )
 
-        self._batches = (
-            self._gather_batches() if hasattr(self._dataset, "batch") else self._load_records()
-        )
+        # Hugging Face's method of this name is another one
+        gathers = hasattr(self._dataset, "batch") and not _is_hugging_face(self._dataset)
+        self._batches = self._gather_batches() if gathers else self._load_records()
         self._left = len(sampler)
 
     def __iter__(self) -> PoissonBatches:
@@ -185,14 +185,14 @@ def _records_of(dataset: Any) -> Any:
 def refuse_repeated(dataset: Any, units: Any = None) -> None:
     """Refuse a data set that has a record in several rows, unless they are of one unit.
 
-    Looks through torch's Subset and ConcatDataset, and reads no record. What other data sets repeat
-    is not seen.
+    Looks through torch's Subset and ConcatDataset and Hugging Face's ``select``, and reads no
+    record. What other data sets repeat is not seen.
 
     Args:
         dataset: map-style.
         units: the owner of each row; None: every row is a unit.
     """
-    if not isinstance(dataset, Subset | ConcatDataset):
+    if not isinstance(dataset, Subset | ConcatDataset) and not _is_hugging_face(dataset):
         return
     rows = np.arange(len(dataset))
     records, owners = _origins(dataset, rows, {}), rows if units is None else np.asarray(units)
@@ -216,6 +216,8 @@ def _origins(dataset: Any, rows: Indices, known: dict[Any, int]) -> Indices:
         return _origins(dataset.dataset, _numbers(dataset.indices, known)[rows], known)
     if (rows < 0).any():
         rows = np.where(rows < 0, rows + len(dataset), rows)
+    if _is_hugging_face(dataset) and dataset._indices is not None:  # of select and shuffle
+        rows = dataset._indices.column(0).to_numpy().astype(np.int64)[rows]
     if not isinstance(dataset, ConcatDataset):
         return rows + (known.setdefault(id(dataset), len(known)) << 40)
     origins = np.empty_like(rows)
@@ -223,6 +225,12 @@ def _origins(dataset: Any, rows: Indices, known: dict[Any, int]) -> Indices:
     for k, (inner, end) in enumerate(zip(dataset.datasets, dataset.cumulative_sizes, strict=True)):
         origins[place == k] = _origins(inner, rows[place == k] - end, known)
     return origins
+
+
+def _is_hugging_face(dataset: object) -> bool:
+    """Whether it is a map-style set of the package ``datasets``, which need not be installed."""
+    modules = {each.__module__.partition(".")[0] for each in type(dataset).__mro__}
+    return "datasets" in modules and hasattr(dataset, "_indices")
 
 
 def _numbers(indices: Sequence[Any], known: dict[Any, int]) -> Indices:

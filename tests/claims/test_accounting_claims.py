@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from checks import check_poisson
 from dpbam import Ledger, PrivacyPlan, _jsonl, joint_release, mechanism
@@ -19,6 +20,7 @@ from dpbam.joint_release import Contributions
 from dpbam.loading import PoissonBatches
 from dpbam.params import digest
 from dpbam.privacy import accounting, calibration
+from dpbam.privacy.clipping import Clipping, StepClipping, bound_factors
 from dpbam.privacy.sampling import PoissonSampler, UnitIndex
 from planting import Mistake, catches
 from support import cross_entropy, poisson_batches, private_plan, samples, sized_oracle, smooth_net
@@ -190,6 +192,47 @@ def check_small_deltas_are_not_under_counted() -> None:
     assert stated < 7.9, "a single step is still counted by its loss distribution"
 
 
+def check_the_type_of_a_number_changes_no_epsilon() -> None:
+    """NumPy's small integers wrap around: 15 squared is -31 in int8, and epsilon was 0 by RDP."""
+    for accountant in ("rdp", "pld"):
+        for sigma in (np.int8(15), np.float16(15), np.uint8(15)):
+            for cached in (accounting._on_grid, accounting._step_rdp):
+                cached.cache_clear()  # keys of equal numbers are equal: a mistake would stay there
+            try:
+                charges = [accounting.Charge(sigma, 0.0137, np.int8(100))] * 2
+                stated = accounting.total_epsilon(charges, 1e-5, accountant=accountant)
+                plain = 0.03 if accountant == "rdp" else 0.02
+            finally:
+                for cached in (accounting._on_grid, accounting._step_rdp):
+                    cached.cache_clear()
+            assert stated > plain, (accountant, sigma)
+
+
+def check_the_noise_has_the_scale_that_is_charged() -> None:
+    """In half precision 1 times 8e-8 is 6e-8."""
+    plan = private_plan(noise_multiplier=np.float16(1), clip_norm=8e-8)
+    assert float(plan.noise_multiplier_at(0) * 8e-8) == 8e-8
+    step = StepClipping(HalfPrecision(), phi=np.float16(1))
+    assert float(0.7 * step.sensitivity) >= 0.7 * float(HalfPrecision.sensitivity)
+
+
+class HalfPrecision(Clipping):
+    sensitivity = np.float16(1.0010)
+
+    def scales(self, norms: Tensor) -> Tensor:
+        return bound_factors(norms, float(self.sensitivity))
+
+
+def check_no_negative_steps_are_counted() -> None:
+    plan = private_plan(steps=100)
+    for wrong in ({"replays": -50}, {"steps": -1}):
+        try:
+            stated = plan.epsilon(**wrong)
+        except ArgumentError:
+            continue
+        raise AssertionError(f"{wrong} has epsilon {stated}")
+
+
 def _delta_of_one_release(epsilon: float, mu: float) -> float:
     """Return delta of a Gaussian release with sensitivity mu at sigma 1 (Balle and Wang 2018)."""
     import mpmath
@@ -310,7 +353,32 @@ def nothing_lost(original):
     return lambda spent, delta: delta
 
 
+def as_given(original):
+    def checked(charge):
+        original(charge)
+        return charge
+
+    return checked
+
+
 MISTAKES = {
+    "an accountant in the type of its arguments": Mistake(
+        check_the_type_of_a_number_changes_no_epsilon, accounting, "checked", as_given
+    ),
+    "a plan in half precision": Mistake(
+        check_the_noise_has_the_scale_that_is_charged,
+        PrivacyPlan,
+        "_make_plain",
+        lambda _: lambda self: None,
+    ),
+    "steps that give privacy back": Mistake(
+        check_no_negative_steps_are_counted,
+        PrivacyPlan,
+        "charges",
+        lambda _: (
+            lambda self, steps, replays: [*self._before(), *self._step_charges(steps, replays)]
+        ),
+    ),
     "statistics that are not charged": Mistake(
         check_every_statistic_is_charged,
         joint_release,

@@ -160,6 +160,17 @@ def test_going_on_with_bam_within_one_budget() -> None:
     assert len(ledger) == steps + 3
 
 
+@pytest.mark.parametrize("steps", [300.9, -5])
+def test_a_history_has_a_whole_number_of_steps(steps: float) -> None:
+    with pytest.raises(ValueError, match="steps"):
+        charges({"history": [(1.1, 0.01, steps)]})
+
+
+def test_a_history_of_negative_steps_is_not_recorded() -> None:
+    with pytest.raises(ValueError, match="steps must be at least 0, got -5"):
+        record(Ledger(1e-5), [Charge(1.0, 0.1, -5)], run="first")
+
+
 def test_a_history_is_charged_once_under_one_name(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     spent = [Charge(1.0, 0.1, 5), Charge(2.0, 0.1, 2)]

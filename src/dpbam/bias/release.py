@@ -117,10 +117,10 @@ class PrivateStatistics:
     ) -> None:
         self.thresholds = tuple(_validate.positive("each of thresholds", t) for t in thresholds)
         self.count_multiplier = _validate.positive("noise_multiplier", noise_multiplier)
-        self.bias_bound = bias_bound
         self.noise_multipliers: tuple[float, ...] = (self.count_multiplier,)
+        self.bias_bound: float | None = None
         if bias_bound is not None:
-            _validate.positive("bias_bound", bias_bound)
+            self.bias_bound = _validate.positive("bias_bound", bias_bound)
             other = noise_multiplier if bias_noise_multiplier is None else bias_noise_multiplier
             other = _validate.positive("bias_noise_multiplier", other)
             self.noise_multipliers = (self.count_multiplier, other)

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from dpbam.errors import ArgumentError, ArgumentTypeError
 from dpbam.loading import refuse_repeated
-from dpbam.privacy.accounting import Charge
+from dpbam.privacy.accounting import Charge, checked
 from dpbam.privacy.ledger import Ledger
 
 try:
@@ -112,12 +112,16 @@ def charges(accountant: Any) -> list[Charge]:
     inside = accountant.get("history") if isinstance(accountant, dict) else None
     history: Any = getattr(accountant, "history", inside)
     try:
-        return [Charge(float(sigma), float(q), int(steps)) for sigma, q, steps in history]
+        rows = [(float(sigma), float(q), float(steps)) for sigma, q, steps in history]
     except (TypeError, ValueError):
         raise ArgumentTypeError(
             f"{type(accountant).__name__} has no history of (noise_multiplier, sample_rate, "
             "steps): pass the PrivacyEngine, its accountant, or the accountant's state_dict()"
         ) from None
+    for _, _, steps in rows:
+        if not steps.is_integer():
+            raise ArgumentError(f"a history has {steps:g} steps: their number must be whole")
+    return [checked(Charge(sigma, q, int(steps))) for sigma, q, steps in rows]
 
 
 def record(ledger: Ledger, charges: Sequence[Charge], *, run: str) -> Ledger:
@@ -139,7 +143,7 @@ def record(ledger: Ledger, charges: Sequence[Charge], *, run: str) -> Ledger:
     """
     if not run:
         raise ArgumentError("run must name the training that is recorded, for example 'opacus-1'")
-    each = (charge for charge in charges for _ in range(charge.steps))
+    each = [charge for charge in map(checked, charges) for _ in range(charge.steps)]
     ledger.merge(
         {
             "stream": f"taken-over/{run}",

@@ -90,7 +90,7 @@ def total_epsilon(charges: Sequence[Charge], delta: float, *, accountant: str = 
     loss distributions (Koskela et al. 2020; Doroshenko et al. 2022); or Renyi divergences (Mironov,
     Talwar, Zhang 2019). A second accountant brackets it (``dpbam audit``).
     """
-    _validate.probability("delta", delta)
+    delta = _validate.probability("delta", delta)
     _validate.one_of("accountant", accountant, ACCOUNTANTS)
     return _refine_epsilon(tuple(checked(c) for c in charges), delta, accountant)
 
@@ -127,11 +127,10 @@ def joint_noise_multiplier(noise_multipliers: Sequence[float]) -> float:
         >>> round(joint_noise_multiplier([1.0, 10.0]), 4), joint_noise_multiplier([1.731])
         (0.995, 1.731)
     """
-    for sigma in noise_multipliers:
-        _validate.positive("noise_multiplier", sigma)
-    if len(noise_multipliers) == 1:
-        return float(noise_multipliers[0])  # exactly
-    return 1 / math.sqrt(sum(sigma**-2 for sigma in noise_multipliers))
+    sigmas = [_validate.positive("noise_multiplier", sigma) for sigma in noise_multipliers]
+    if len(sigmas) == 1:
+        return sigmas[0]  # exactly
+    return 1 / math.sqrt(sum(sigma**-2 for sigma in sigmas))
 
 
 def accountant_version(accountant: str) -> str:
@@ -140,7 +139,7 @@ def accountant_version(accountant: str) -> str:
 
 
 def checked(charge: Charge) -> Charge:
-    """Return ``charge`` if an accountant can compose it; refuse NaN, fractions and extremes.
+    """Return ``charge`` in plain numbers if an accountant can compose it; refuse other values.
 
     sigma is 0 (no privacy) or between 1e-6 and 1e9, 0 < q <= 1, and steps is a whole number from 0
     to 1e9: anything else overflows, or takes an accountant too long.
@@ -160,13 +159,13 @@ def checked(charge: Charge) -> Charge:
         raise ArgumentError(
             f"noise_multiplier must be 0 or between {_NOISE[0]:g} and {_NOISE[1]:g}, got {sigma!r}"
         )
-    if _validate.positive("sampling_rate", charge.sampling_rate) > 1:
+    if (q := _validate.positive("sampling_rate", charge.sampling_rate)) > 1:
         raise ArgumentError(f"sampling_rate must be at most 1, got {charge.sampling_rate}")
     if (steps := _validate.count("steps", charge.steps, least=0)) > _MOST_STEPS:
         raise ArgumentError(
             f"steps must be at most {_MOST_STEPS:,}, got 1e{int(math.log10(steps))}"
         )
-    return charge
+    return Charge(sigma, q, steps)  # NumPy's small integers overflow where steps are added up
 
 
 def _refine_epsilon(charges: tuple[Charge, ...], delta: float, accountant: str) -> float:

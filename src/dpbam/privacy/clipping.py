@@ -169,8 +169,10 @@ class StepClipping:
     )  # fmt: skip
 
     def __init__(self, clipping: Clipping, phi: float = 1.0) -> None:
-        self._clipping, self._phi = clipping, phi
-        self._fixed = clipping.sensitivity  # C, read once, before any unit
+        self._clipping, self._phi = clipping, float(phi)
+        # C, read once, before any unit; in double precision, whatever a clipping of one's own has:
+        # sigma C in half precision would be less than what is charged
+        self._fixed = float(clipping.sensitivity)
         self.coordinates = clipping.coordinates
         self._measured: list[Tensor] = []  # [2] per physical batch, on the device
         self._own_code = _is_own_code(clipping)

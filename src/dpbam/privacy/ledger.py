@@ -137,11 +137,12 @@ class Ledger:
             unit: what the step protects; the same for all entries.
             release: a digest of what is released, for seeded runs, to recognise a replay.
         """
+        charge = checked(Charge(noise_multiplier, sampling_rate, 1))
         entry = _check_entry({
             "stream": stream,
-            "step": step,
-            "noise_multiplier": noise_multiplier,
-            "sampling_rate": sampling_rate,
+            "step": _validate.count("step", step, least=0),
+            "noise_multiplier": charge.noise_multiplier,
+            "sampling_rate": charge.sampling_rate,
             "unit": unit,
             "release": release,
         })  # fmt: skip

@@ -14,6 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from dpbam import _validate
@@ -95,6 +96,7 @@ class PrivacyPlan:
     released_before: float | None = None
 
     def __post_init__(self) -> None:
+        self._make_plain()
         _validate.count("n", self.n)
         _validate.count("batch_size", self.batch_size)
         _validate.count("steps", self.steps)
@@ -110,6 +112,19 @@ class PrivacyPlan:
         self._check_schedules()
         if self.released_before is not None:
             _validate.positive("released_before", self.released_before)
+
+    def _make_plain(self) -> None:
+        """Convert NumPy's numbers and others to int and float, lists to tuples.
+
+        Half precision would round sigma C, by a quarter where C is 8e-8, and the noise would be
+        less than what is charged.
+        """
+        for name, value in vars(self).items():
+            if isinstance(value, list | tuple):
+                plain: object = tuple(map(_plain, value))
+            else:
+                plain = _plain(value)
+            object.__setattr__(self, name, plain)
 
     def _check_schedules(self) -> None:
         for name in ("noise_schedule", "clip_schedule"):
@@ -298,6 +313,8 @@ class PrivacyPlan:
             >>> [(c.noise_multiplier, c.steps) for c in plan.charges(5)]
             [(2.0, 2), (3.0, 3)]
         """
+        _validate.count("steps", steps, least=0)
+        _validate.count("replays", replays, least=0)
         return [*self._before(), *self._step_charges(steps, replays)]
 
     def _before(self) -> list[accounting.Charge]:
@@ -312,7 +329,10 @@ class PrivacyPlan:
         return [accounting.Charge(s, self.sampling_rate, k) for s, k in sorted(counts.items())]
 
     def epsilon(self, steps: int | None = None, replays: int = 0) -> float:
-        """Return epsilon after ``steps`` steps (default: all) at the plan's delta."""
+        """Return epsilon after ``steps`` steps (default: all) at the plan's delta.
+
+        ``replays``: as for :meth:`charges`.
+        """
         if not self.private:
             return math.inf
         spent = self.charges(self.steps if steps is None else steps, replays)
@@ -399,6 +419,15 @@ def replace_quietly(plan: PrivacyPlan, **changes: Any) -> PrivacyPlan:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return replace(plan, **changes)
+
+
+def _plain(value: object) -> object:
+    """Return a number as int or float, and anything else as it is: it is refused later."""
+    if isinstance(value, int | float | str | None) and type(value).__module__ == "builtins":
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else value
 
 
 def _steps(n: int, batch_size: int, epochs: float | None, steps: int | None) -> int:

@@ -143,6 +143,11 @@ class UnitIndex:
 
     def __init__(self, labels: object, max_records: int) -> None:
         self.max_records = _validate.count("max_records", max_records)
+        if (shape := np.shape(np.asarray(labels))) != (len(np.asarray(labels)),):
+            raise ArgumentError(
+                f"units have shape {shape}: name the owner of each record by one value; of several "
+                "columns make one, such as hospital and number joined"
+            )
         _validate.owners("unit of privacy", labels)
         names, codes = np.unique(np.asarray(labels), return_inverse=True)
         self.n = len(names)
