@@ -48,7 +48,7 @@ def results(groups: Sequence[Group]) -> Table:
         columns[f"difference to {groups[0].label}"] = lambda g: _difference(by_label, g)
         columns["verdict"] = lambda g: by_label[g.label].verdict if g.label in by_label else ""
     columns["ε of one run"] = _epsilon
-    columns["bias at the end"] = lambda g: _spread(g, partial(_reading, "bias"), ".2f")
+    columns["length of the clipping bias"] = lambda g: _spread(g, partial(_reading, "bias"), ".2f")
     cells = {head: [of(g) for g in groups] for head, of in columns.items()}
     shown = {
         head: column for head, column in cells.items() if any(c not in ("", "–") for c in column)
@@ -61,7 +61,7 @@ def results(groups: Sequence[Group]) -> Table:
     if len(metrics) == 1 and len(constants) == 1 and (alone := constants.pop()) is not None:
         empty = ("",) * (len(shown) - 1)
         rows.append(("best constant answer", "", metric_text(metrics[0], alone), *empty))
-    return Table(("setting", "runs", *shown), tuple(rows), marked=("bias at the end",))
+    return Table(("setting", "runs", *shown), tuple(rows), marked=("length of the clipping bias",))
 
 
 def side_by_side(groups: Sequence[Group], facts: Callable[[Run], Mapping[str, object]]) -> Table:
