@@ -111,13 +111,19 @@ def by_present_rule(record: Record) -> bool:
 
 def findings_table(records: Sequence[Record]) -> str:
     """Return Markdown: mean accuracy over the findings, of the rule and of the best alternative."""
-    lines = ["| n | epsilon | constant | rule | best on validation records |", "|---" * 5 + "|"]
+    groups: dict[int, list[Record]] = defaultdict(list)
     for record in records:
-        means = {name: np.mean(rows, axis=0) for name, rows in record["scores"].items()}
-        best = max(means, key=lambda name: float(means[name][0]))
-        rule, other = float(means["path 1 C 1"][1]), float(means[best][1])
-        cells = (str(record["n"]), f"{record['epsilon']:g}", f"{record['constant']:.1f}",
-                 f"{rule:.1f}", f"{other:.1f}")  # fmt: skip
+        groups[record["n"]].append(record)
+    lines = ["| n | epsilon | constant | rule | best on validation records |", "|---" * 5 + "|"]
+    for n, rows in sorted(groups.items()):
+        rule, others = [], []
+        for record in rows:
+            means = {name: np.mean(scores, axis=0) for name, scores in record["scores"].items()}
+            best = max(means, key=lambda name: float(means[name][0]))
+            rule.append(f"{means['path 1 C 1'][1]:.1f}")
+            others.append(f"{means[best][1]:.1f}")
+        epsilons = ", ".join(f"{record['epsilon']:g}" for record in rows)
+        cells = (str(n), epsilons, f"{rows[0]['constant']:.1f}", ", ".join(rule), ", ".join(others))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -182,7 +188,8 @@ def updates_table(records: Sequence[Record]) -> str:
         best = max(by_rate, key=lambda rate: _mean(by_rate[rate], "validation"))
         some = by_rate[best][0]
         count = some.get("seeds", max(len(runs) for runs in by_rate.values()))
-        shown = [f"{epsilon:g}", f"{part} ({some['trained']})", str(count)]
+        own = ", at its own rate" if 0.0 in by_rate else ""
+        shown = [f"{epsilon:g}", f"{part} ({some['trained']}){own}", str(count)]
         for rate in (0.0, *rates[1:]) if 0.0 in by_rate else rates:
             accuracy = f"{_mean(by_rate[rate], 'test'):.1f}" if rate in by_rate else ""
             shown.append(f"**{accuracy}**" if rate == best and rate else accuracy)
@@ -241,6 +248,16 @@ def nets_table(folder: Path) -> str:
             f"{rule['accuracy']:.1f} |"
         )
     return "\n".join(lines)
+
+
+def time_line(records: Sequence[Record]) -> str:
+    """Return one sentence: the processor time of ``auto``, features and training included."""
+    (record,) = [r for r in records if r["setting"]["model"] == "auto"][:1]
+    n, seconds = record["n"], record["seconds"]
+    return (
+        f"Without an encoder, {n} images of 28x28 took {seconds} s of processor time, features and "
+        "evaluation included."
+    )
 
 
 def _mean(records: Sequence[Record], name: str) -> float:
@@ -325,6 +342,7 @@ def page(text: str, folder: Path) -> str:
         "updates": lambda: updates_table(_read(folder / "defaults-lora.jsonl")),
         "masks": lambda: masks_table(_read(folder / "defaults-masks.jsonl")),
         "nets": lambda: nets_table(folder),
+        "time": lambda: time_line(_read(folder / "defaults-nets.jsonl")),
     }
     for name, make in tables.items():
         place = re.compile(f"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
