@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpbam.app.cli.compare import _points, _within
 from dpbam.app.compare.comparison import (
     Comparison,
     Contender,
@@ -24,6 +23,7 @@ from dpbam.app.compare.comparison import (
     plan_runs,
 )
 from dpbam.app.compare.statistics import WHAT, Estimate, check_pairs, estimate, paired_difference
+from dpbam.app.report.groups import mean_score
 from dpbam.app.runs import ConfigError
 from dpbam.data import load_pair
 from dpbam.privacy.accounting import Charge, total_epsilon
@@ -337,4 +337,5 @@ def test_a_higher_level_is_a_wider_interval():
     ],
 )
 def test_a_printed_interval_ends_at_the_bounds_of_its_score(scores, metric, shown):
-    assert _points(_within(estimate(scores), metric)) == shown
+    """In points, as the command prints it."""
+    assert mean_score(scores, metric, lambda score: f"{100 * score:.1f}") == shown

@@ -10,24 +10,13 @@ import typer
 from dpbam.app.cli.flags import resumed_config, run_config, settings_as_flags
 from dpbam.app.cli.output import Json, facts, number, option, percent, print_json, say, table
 from dpbam.app.runs import RunConfig
-from dpbam.app.runs.bias import NOTE, Measured, measure
+from dpbam.app.runs.bias import NOTE, READINGS, Measured, measure
 from dpbam.catalogue import is_private
 from dpbam.errors import ArgumentError
 
 if TYPE_CHECKING:
     from dpbam.bias import Flatness
 
-_WORDS = {
-    "bias": "bias, its length",
-    "relative_bias": "bias over the gradient's length",
-    "a": "a: what is left along the gradient",
-    "c_norm": "|c|: what was added perpendicular to it",
-    "magnitude_share": "share of the bias that is length",
-    "direction_share": "share of the bias that is direction",
-    "cosine": "cosine, clipped with unclipped",
-    "private_cosine": "cosine, noised with unclipped",
-    "noise_share": "noise's share of the squared error",
-}
 _SHARES = ("relative_bias", "magnitude_share", "direction_share", "noise_share")
 
 
@@ -81,7 +70,9 @@ def _settings(folder: Path | None, flags: dict[str, object]) -> RunConfig:
 def _show(settings: RunConfig, measured: Measured) -> None:
     record = measured.records[-1]
     plain, against_own = measured.means("plain"), measured.means("own")
-    rows = [(words, _cell(name, plain), _cell(name, against_own)) for name, words in _WORDS.items()]
+    rows = [
+        (words, _cell(name, plain), _cell(name, against_own)) for name, words in READINGS.items()
+    ]
     title = f"{settings.method} on {settings.data}, mean of {len(measured.records)} batches"
     say(table(("", "against the plain gradient", "against its own"), rows, title=title))
     norms = record.non_private_norms

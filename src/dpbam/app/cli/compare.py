@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +17,8 @@ from dpbam.app.compare.comparison import (
     compare,
     plan_runs,
 )
-from dpbam.app.compare.statistics import Estimate
+from dpbam.app.report.groups import mean_score
+from dpbam.app.report.tables import difference_text
 from dpbam.app.runs import RunSpec
 from dpbam.privacy.rounding import up
 from dpbam.tasks.scores import metric_label
@@ -124,9 +124,10 @@ def show(result: Comparison, out: Path) -> None:
 def _mean(result: Comparison, name: str) -> tuple[str, str, str, str, str]:
     runs, mean = [run for run in result.runs if run.arm == name], result.mean(name)
     seconds = sum(run.seconds for run in runs) / len(runs)
+    scores = [run.score for run in runs]
+    points = mean_score(scores, result.metric, lambda score: f"{100 * score:.1f}")
     return (
-        name, up(runs[0].epsilon), _points(_within(mean, result.metric)),
-        _one_point(mean.deviation), f"{seconds:.0f} s",
+        name, up(runs[0].epsilon), points, _one_point(mean.deviation), f"{seconds:.0f} s"
     )  # fmt: skip
 
 
@@ -135,25 +136,10 @@ def _against(result: Comparison, name: str) -> tuple[str, str, str, str]:
     size = difference.effect_size
     effect = "" if math.isnan(size) else f"{size:+.2f}"
     return (
-        _points(difference, signed=True), effect, _one_point(difference.smallest_detectable),
+        difference_text(difference, "accuracy"), effect, _one_point(difference.smallest_detectable),
         difference.verdict,
     )  # fmt: skip
 
 
 def _one_point(value: float) -> str:
     return "" if math.isnan(value) else f"{100 * value:.1f}"
-
-
-def _within(mean: Estimate, metric: str) -> Estimate:
-    """Cut the interval of a mean at the bounds of its score: none is above 1, R2 alone below 0."""
-    low = mean.low if metric == "r2" else max(0.0, mean.low)
-    return replace(mean, low=low, high=min(1.0, mean.high))
-
-
-def _points(estimate: Estimate, *, signed: bool = False) -> str:
-    """Format mean and interval in percentage points."""
-    sign = "+" if signed else ""
-    mean, low, high = (100 * x for x in (estimate.mean, estimate.low, estimate.high))
-    if estimate.count == 1:
-        return f"{mean:{sign}.1f}"
-    return f"{mean:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from dpbam.app.compare.statistics import estimate
 from dpbam.app.report.charts import Numbers, Series
@@ -150,7 +151,9 @@ def meaning(sentence: Callable[[Runs], str], groups: Sequence[Group]) -> tuple[s
     return tuple(f"{label}: {text}." for label, text in texts.items())[:_MOST]
 
 
-def mean_text(values: Sequence[float], text: Callable[[float], str]) -> str:
+def mean_text(
+    values: Sequence[float], text: Callable[[float], str], *, below_zero: bool = False
+) -> str:
     """Format a mean over seeds with its 95% t interval; the number alone if all of it reads so.
 
     Example:
@@ -161,10 +164,17 @@ def mean_text(values: Sequence[float], text: Callable[[float], str]) -> str:
     """
     spread = estimate(values)
     # a t interval of few seeds reaches beyond what a share or a loss can be
-    least = 0.0 if min(values) >= 0 else -math.inf
+    least = -math.inf if below_zero or min(values) < 0 else 0.0
     most = 1.0 if text(1.0).startswith("100") else math.inf
     mean, low, high = text(spread.mean), text(max(least, spread.low)), text(min(most, spread.high))
     return mean if spread.count == 1 or low == mean == high else f"{mean} [{low}, {high}]"
+
+
+def mean_score(
+    values: Sequence[float], metric: str, text: Callable[[float], str] | None = None
+) -> str:
+    """Format the mean of a metric with its interval: R2 alone may lie below 0."""
+    return mean_text(values, text or partial(metric_text, metric), below_zero=metric == "r2")
 
 
 def mean_of(values: Iterable[float], form: str) -> str:
@@ -195,9 +205,7 @@ def name_extremes(what: str, by_name: dict[str, list[float]], metric: str) -> st
     if min(means.values()) == max(means.values()):
         return f"every {what} has {metric_text(metric, min(means.values()))}"
     low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
-    lowest, highest = (
-        mean_text(by_name[name], lambda value: metric_text(metric, value)) for name in (low, high)
-    )
+    lowest, highest = (mean_score(by_name[name], metric) for name in (low, high))
     return f"{what} {low} does worst, {lowest}, and {high} best, {highest}"
 
 

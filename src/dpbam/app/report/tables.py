@@ -10,7 +10,7 @@ from functools import partial
 from dpbam.app.compare.statistics import Estimate, paired_difference
 from dpbam.app.report.charts import forest
 from dpbam.app.report.figure import COLOURS, Figure
-from dpbam.app.report.groups import Group, mean_text
+from dpbam.app.report.groups import Group, mean_score, mean_text
 from dpbam.app.report.records import Run
 from dpbam.app.report.training_figures import OWN, PLAIN, last_mean
 from dpbam.privacy.rounding import up
@@ -107,7 +107,7 @@ def shown(value: object) -> str:
 def _final(metric: str, group: Group) -> str:
     values = [run.final for run in group.runs if run.metric == metric and run.final is not None]
     useless = ", useless" if any(run.useless for run in group.runs) else ""
-    return mean_text(values, partial(metric_text, metric)) + useless if values else "–"
+    return mean_score(values, metric) + useless if values else "–"
 
 
 def _difference(by_label: Mapping[str, Estimate], group: Group) -> str:

@@ -18,7 +18,7 @@ from dpbam.app.report.groups import (
     curves,
     finite,
     mean_of,
-    mean_text,
+    mean_score,
     numbers,
     present,
 )
@@ -230,7 +230,7 @@ def of_accuracy(runs: Runs) -> str:
     finals = [run.final for run in runs if run.final is not None]
     if not finals:
         return ""
-    ending = mean_text(finals, lambda value: metric_text(name, value))
+    ending = mean_score(finals, name)
     if len(runs) > 1:
         return f"the {metric_label(name)} ends at {ending}"
     rows = [row for row in runs[0].metrics if row.get(name) is not None]

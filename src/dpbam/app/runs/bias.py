@@ -29,10 +29,18 @@ NOTE = (
     "the operator only. Choosing settings by it uses those data, which no epsilon covers."
 )
 _ADVICE_UNITS = 256  # samples that advice and flatness look at
-READING = (
-    "bias", "relative_bias", "a", "c_norm", "magnitude_share", "direction_share", "cosine",
-    "private_cosine", "noise_share",
-)  # fmt: skip
+#: The numbers that are shown of a batch, in words.
+READINGS = {
+    "bias": "bias, its length",
+    "relative_bias": "bias over the gradient's length",
+    "a": "a: what is left along the gradient",
+    "c_norm": "|c|: what was added perpendicular to it",
+    "magnitude_share": "share of the bias that is length",
+    "direction_share": "share of the bias that is direction",
+    "cosine": "cosine, clipped with unclipped",
+    "private_cosine": "cosine, noised with unclipped",
+    "noise_share": "noise's share of the squared error",
+}
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,7 @@ class Measured:
         readings = [getattr(record, f"non_private_against_{reference}") for record in self.records]
         if any(reading is None for reading in readings):
             return None
-        return {name: fmean(getattr(reading, name) for reading in readings) for name in READING}
+        return {name: fmean(getattr(reading, name) for reading in readings) for name in READINGS}
 
     def to_dict(self) -> dict[str, object]:
         return {
