@@ -61,7 +61,10 @@ def regret_table(found: Sequence[Cell]) -> str:
                 continue
             values = [cell["regret"] for cell in chosen]
             worst = max(chosen, key=lambda cell: float(cell["regret"]))
-            sources, size = len({c["source"] for c in chosen}), "more" if several else "96 or 500"
+            sources, size = (
+                len({c["source"] for c in chosen}),
+                "1,900 and more" if several else "96 or 500",
+            )
             lines.append(
                 f"| {kind}, n {size} | {sources} | {len(values)} | "
                 f"{np.mean(values):.1f} ± {_half_width(values):.1f} | {worst['regret']:.1f} "

@@ -25,7 +25,9 @@ from dpbam.heads import Descent, fit_by_descent
 from dpbam.privacy.plan import PrivacyPlan
 from reproduce.defaults import FITTED, descend, rule_of
 from reproduce.defaults_fit import UNIT, table
+from reproduce.defaults_lora import make_model
 from reproduce.defaults_page import LEVELS, _read, cells, levels, page, picture
+from tests.tiny_encoders import save_encoder
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "reproduce" / "results"
@@ -101,3 +103,17 @@ def test_the_rule_for_updates_has_the_rate_that_validation_records_chose() -> No
             for lr in {r["lr"] for r in tried}
         }
         assert max(by_rate, key=lambda lr: by_rate[lr]) == UPDATES_LR
+
+
+def test_the_study_of_updates_trains_what_each_part_says(tmp_path: Path) -> None:
+    encoder = save_encoder(tmp_path, "convnext")
+    factors = {}
+    for part in ("B alone", "A and B", "A and B, A four times"):
+        model = make_model(encoder, part, seed=0)
+        named = {n: p for n, p in model.named_parameters() if "lora_" in n}
+        assert {n for n, p in named.items() if p.requires_grad} == {
+            n for n in named if "lora_B" in n or part != "B alone"
+        }
+        factors[part] = {n: p for n, p in named.items() if "lora_A" in n}
+    for name, plain in factors["A and B"].items():
+        torch.testing.assert_close(factors["A and B, A four times"][name], 4 * plain)
