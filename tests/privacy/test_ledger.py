@@ -8,6 +8,7 @@ import math
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dpbam.privacy.accounting import Charge, epsilon
@@ -278,3 +279,13 @@ def test_a_new_object_does_not_begin_a_deleted_file_anew(tmp_path: Path) -> None
         Ledger(1e-5, path=path)
     assert not path.exists()
     assert len(Ledger(1e-5, path=tmp_path / "another.jsonl")) == 0
+
+
+def test_numbers_of_numpy_are_written_as_plain_ones(tmp_path: Path) -> None:
+    entry = {"stream": "s", "step": np.int8(3), "noise_multiplier": np.float16(2),
+             "sampling_rate": np.float32(0.5), "unit": "record", "release": None}  # fmt: skip
+    ledger = Ledger(1e-5, path=tmp_path / "ledger.jsonl")
+    ledger.merge([entry])
+    ledger.charge("t", np.int64(1), noise_multiplier=np.float16(2), sampling_rate=np.float16(1))
+    assert Ledger(1e-5, path=ledger.path).entries() == ledger.entries()
+    assert {type(e["noise_multiplier"]) for e in ledger.entries()} == {float}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 
 from dpbam import PrivacyPlan
@@ -139,3 +141,11 @@ def test_a_clip_schedule_that_float32_cannot_hold_is_refused() -> None:
     private_plan(clip_norm=1e-4, clip_schedule=(1.0, 1e-5))
     with pytest.raises(ValueError, match=r"at least 1e-10, got 1e-22.*vanish in float32"):
         private_plan(clip_norm=1e-10, clip_schedule=(1.0, 1e-12))
+
+
+@pytest.mark.parametrize("kind", [iter, list, np.float16])
+def test_statistics_are_charged_whatever_holds_their_multipliers(kind: Any) -> None:
+    fields = {"n": 100, "batch_size": 10, "steps": 9, "noise_multiplier": 1.0, "delta": 1e-3}
+    plan = PrivacyPlan(**fields, joint_noise_multipliers=kind([20.0]))
+    assert plan.joint_noise_multipliers == (20.0,)
+    assert plan.charged_noise_multiplier < 1

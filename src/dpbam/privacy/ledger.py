@@ -137,12 +137,11 @@ class Ledger:
             unit: what the step protects; the same for all entries.
             release: a digest of what is released, for seeded runs, to recognise a replay.
         """
-        charge = checked(Charge(noise_multiplier, sampling_rate, 1))
         entry = _check_entry({
             "stream": stream,
-            "step": _validate.count("step", step, least=0),
-            "noise_multiplier": charge.noise_multiplier,
-            "sampling_rate": charge.sampling_rate,
+            "step": step,
+            "noise_multiplier": noise_multiplier,
+            "sampling_rate": sampling_rate,
             "unit": unit,
             "release": release,
         })  # fmt: skip
@@ -378,12 +377,13 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _check_entry(entry: Entry) -> Entry:
-    """Return an entry if it can be accounted for; a file may have been edited."""
+    """Return an entry in plain numbers if it can be accounted for; a file may have been edited."""
     if lacking := [name for name in Entry.__annotations__ if name not in entry]:
         raise ArgumentError(f"a ledger entry needs {lacking[0]}: another version wrote it")
-    checked(Charge(entry["noise_multiplier"], entry["sampling_rate"], 1))
-    _validate.count("step", entry["step"], least=0)
+    sigma, q, _ = checked(Charge(entry["noise_multiplier"], entry["sampling_rate"], 1))
+    step = _validate.count("step", entry["step"], least=0)
     named = isinstance(entry["stream"], str) and isinstance(entry["unit"], str)
     if not named or not isinstance(entry["release"], str | None):
         raise ArgumentTypeError("stream, unit and release must be text")
-    return entry
+    plain: Entry = {**entry, "step": step, "noise_multiplier": sigma, "sampling_rate": q}
+    return plain

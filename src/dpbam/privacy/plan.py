@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
@@ -114,16 +114,15 @@ class PrivacyPlan:
             _validate.positive("released_before", self.released_before)
 
     def _make_plain(self) -> None:
-        """Convert NumPy's numbers and others to int and float, lists to tuples.
+        """Convert NumPy's numbers and others to int and float, lists and iterators to tuples.
 
         Half precision would round sigma C, by a quarter where C is 8e-8, and the noise would be
         less than what is charged.
         """
         for name, value in vars(self).items():
-            if isinstance(value, list | tuple):
-                plain: object = tuple(map(_plain, value))
-            else:
-                plain = _plain(value)
+            # an iterator would be empty when its numbers are charged
+            is_sequence = isinstance(value, Iterable) and not isinstance(value, str)
+            plain = tuple(map(_plain, value)) if is_sequence else _plain(value)
             object.__setattr__(self, name, plain)
 
     def _check_schedules(self) -> None:
