@@ -11,9 +11,10 @@ import statistics
 import time
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
-from dpbam.privacy.noise import GaussianNoise
+from dpbam.privacy.noise import BLOCK, GaussianNoise
 from dpbam.privacy.randomness import Randomness
 
 
@@ -32,7 +33,14 @@ def main() -> None:
     count = options.parameters
     sums = {"w": torch.randn(count, dtype=torch.float64)}
     gradient, noise = torch.randn(count), GaussianNoise(Randomness())
+    generator, block = noise.randomness.noise_generator("noise", 0, 0), np.empty(BLOCK)
+
+    def draw_alone() -> None:
+        for _ in range(0, count, BLOCK):
+            generator.standard_normal(out=block)
+
     ways = {
+        "draws alone": draw_alone,
         "GaussianNoise.add": lambda: noise.add(sums, 1.0, step=0),
         "torch.normal and +": lambda: gradient + torch.normal(0.0, 1.0, (count,)),
     }
@@ -40,7 +48,7 @@ def main() -> None:
     for _ in range(options.repeats):
         for name, work in ways.items():
             times[name].append(nanoseconds(work, count))
-    ours, theirs = (statistics.median(values) for values in times.values())
+    _, ours, theirs = (statistics.median(values) for values in times.values())
     for name, values in times.items():
         print(f"{name:20}{statistics.median(values):6.1f} ns per parameter")
     print(f"{'ratio':20}{ours / theirs:6.2f}")

@@ -68,5 +68,5 @@ def test_repair_completes_or_removes_the_last_line(
 ) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(WHOLE + b"tail")
-    assert _jsonl.repair(path, lambda line: complete) == kept.splitlines()
+    _jsonl.repair(path, lambda line: complete)
     assert path.read_bytes() == kept

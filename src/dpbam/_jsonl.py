@@ -92,8 +92,8 @@ def _row(line: bytes, where: str, error: type[DPBAMError]) -> Row:
     return row
 
 
-def repair(path: Path, is_row: Callable[[bytes], bool]) -> list[bytes]:
-    """Complete or remove a last line without a line end, and return all lines.
+def repair(path: Path, is_row: Callable[[bytes], bool]) -> None:
+    """Complete or remove a last line without a line end.
 
     Args:
         path: the file.
@@ -101,13 +101,12 @@ def repair(path: Path, is_row: Callable[[bytes], bool]) -> list[bytes]:
             Such a line is kept; any other is an append that did not finish, and is removed.
     """
     raw = path.read_bytes()
-    complete_lines = raw[: raw.rfind(b"\n") + 1]
-    if len(complete_lines) < len(raw):
-        with path.open("r+b") as file:
-            if is_row(raw[len(complete_lines) :]):
-                file.seek(0, os.SEEK_END)
-                file.write(b"\n")
-                complete_lines = raw + b"\n"
-            else:
-                file.truncate(len(complete_lines))
-    return complete_lines.splitlines()
+    end = raw.rfind(b"\n") + 1  # of the last complete line
+    if end == len(raw):
+        return
+    with path.open("r+b") as file:
+        if is_row(raw[end:]):
+            file.seek(0, os.SEEK_END)
+            file.write(b"\n")
+        else:
+            file.truncate(end)

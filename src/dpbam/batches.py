@@ -264,7 +264,7 @@ def within_reach(batch: Any) -> Any:
     not, by the shape of the whole batch; this rule depends on the unit alone. Infinity and the
     largest number stay: as inputs they are masks.
     """
-    leaves = [t for t in tensors_in(batch) if t.numel() and _reach(t)]
+    leaves = [t for t in tensors_in(batch) if t.numel() and _reach(t.dtype)]
     if not leaves:
         return batch
     ends = [end for t in leaves for end in torch.aminmax(t)]
@@ -274,19 +274,15 @@ def within_reach(batch: Any) -> Any:
         numbers = torch.stack(ends).tolist()  # read once
     else:
         numbers = [end.item() for end in ends]
-    reach = min(map(_reach, leaves))
+    reach = min(_reach(t.dtype) for t in leaves)
     if all(-reach <= number <= reach for number in numbers):  # the usual case; False for NaN
         return batch
     return map_rows(_cut, batch)
 
 
-def _reach(t: Tensor) -> float:
-    """Return the largest number that stays, or 0 for a dtype without larger ones."""
-    return _reach_of(t.dtype)
-
-
 @cache
-def _reach_of(dtype: torch.dtype) -> float:
+def _reach(dtype: torch.dtype) -> float:
+    """Return the largest number that stays, or 0 for a dtype without larger ones."""
     if not dtype.is_floating_point:
         return 0.0
     reach = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).max ** 0.25
@@ -294,7 +290,7 @@ def _reach_of(dtype: torch.dtype) -> float:
 
 
 def _cut(t: Tensor) -> Tensor:
-    reach = _reach(t)
+    reach = _reach(t.dtype)
     if not reach:
         return t
     size = t.abs()

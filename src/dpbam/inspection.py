@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -35,15 +35,10 @@ class PerSample:
             _materialise(runner.directions(physical, method, lam))
             for physical in runner.physical(batch)
         ]
-        return cls._joined(batches, batch.order_as_split())
-
-    @classmethod
-    def _joined(cls, batches: Sequence[PerSample], units: Tensor) -> PerSample:
-        """Join physical batches, which hold the ``units`` [U] in this order."""
-        gradients = [batch.non_private_gradients for batch in batches]
-        place = units.argsort()
+        gradients = [each.non_private_gradients for each in batches]
+        place = batch.order_as_split().argsort()
         return cls(
-            torch.cat([batch.non_private_norms for batch in batches])[place],
+            torch.cat([each.non_private_norms for each in batches])[place],
             {name: torch.cat([g[name] for g in gradients])[place] for name in gradients[0]},
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
@@ -99,24 +100,15 @@ class Observation:
         return {layer: total.sqrt()[self._first :: self._step] for layer, total in squares.items()}
 
 
-class _NoDirections:
-    """What a handle has of no units."""
-
-    def __init__(self, theta: Mapping[str, Tensor]) -> None:
-        self._theta = theta
-
-    def losses(self) -> Tensor:
-        return next(iter(self._theta.values())).new_zeros(0)
-
-    def parameter_norms(self) -> Params:
-        return {name: t.new_zeros(0) for name, t in self._theta.items()}
-
-
 def no_units(theta: Mapping[str, Tensor], groups: int) -> Observation:
     """Return the observation of a physical batch without units."""
-    directions: Any = _NoDirections(theta)
-    nothing = directions.losses().expand(groups, 0)
-    return Observation(directions, torch.zeros(0, dtype=torch.int64), nothing, nothing)
+    nothing = next(iter(theta.values())).new_zeros(0)
+    directions: Any = SimpleNamespace(
+        losses=lambda: nothing,
+        parameter_norms=lambda: {name: t.new_zeros(0) for name, t in theta.items()},
+    )
+    numbers = nothing.expand(groups, 0)
+    return Observation(directions, torch.zeros(0, dtype=torch.int64), numbers, numbers)
 
 
 class Observer(Protocol):

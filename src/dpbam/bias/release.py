@@ -31,7 +31,6 @@ from dpbam.errors import ArgumentError
 from dpbam.joint_release import Contributions
 from dpbam.observers import Observation, StepFacts
 from dpbam.params import Params
-from dpbam.privacy.plan import PrivacyPlan
 
 
 @dataclass(frozen=True)
@@ -128,8 +127,8 @@ class PrivateStatistics:
             raise ArgumentError("bias_noise_multiplier needs a bias_bound: what one unit may add")
         self.released: list[ReleasedStatistics] = []
         self._sink = sink or self.released.append
-        self._plan: PrivacyPlan | None = None
         self._step, self._sensitivity = 0, math.inf
+        self._batch_size, self._private = 1, True
 
     @property
     def sensitivities(self) -> dict[str, float]:
@@ -138,7 +137,8 @@ class PrivateStatistics:
 
     def begin(self, facts: StepFacts) -> None:
         # single values: the facts as a whole hold the batch, and this object outlives the step
-        self._plan, self._step, self._sensitivity = facts.plan, facts.step, facts.sensitivity
+        self._step, self._sensitivity = facts.step, facts.sensitivity
+        self._batch_size, self._private = facts.plan.batch_size, facts.plan.private
 
     def contributions(self, batch: Observation) -> dict[str, Contributions]:
         """Return the bin of each unit's norm and, with a bound, what the clip removes of it."""
@@ -154,7 +154,7 @@ class PrivateStatistics:
         bias = error = None
         counts = released["counts"]["statistics/counts"]
         if "bias" in released:
-            bias, error = self._bias(released["bias"], self._present_plan().batch_size)
+            bias, error = self._bias(released["bias"])
         self._sink(
             ReleasedStatistics(
                 step=self._step,
@@ -173,28 +173,21 @@ class PrivateStatistics:
         numbers = torch.arange(len(edges) + 1, device=lengths.device)[:, None]
         return ((torch.bucketize(lengths, edges) == numbers) & lengths.isfinite()).double()
 
-    def _bias(self, noised: Params, batch_size: int) -> tuple[float, float]:
+    def _bias(self, noised: Params) -> tuple[float, float]:
         """Return |bias|, from |v|^2 - d s^2, and the standard error of its square."""
-        v = flat(noised, 1 / batch_size)
-        s2 = (self._std(1) / batch_size) ** 2
+        v = flat(noised, 1 / self._batch_size)
+        s2 = (self._std(1) / self._batch_size) ** 2
         square = max(0.0, dot(v, v) - v.numel() * s2)
         error = math.sqrt(2 * v.numel() * s2**2 + 4 * square * s2)
         return math.sqrt(square), error
 
     def _std(self, k: int) -> float:
         """Return sigma_k times the sum's sensitivity; 0 under a plan without privacy."""
-        if not self._present_plan().private:
-            return 0.0
         sensitivity = 1.0 if k == 0 else self.bias_bound or 0.0
-        return self.noise_multipliers[k] * sensitivity
+        return self.noise_multipliers[k] * sensitivity if self._private else 0.0
 
     def _thresholds(self) -> tuple[float, ...]:
         return tuple(sorted({*self.thresholds, self._sensitivity} - {math.inf}))
-
-    def _present_plan(self) -> PrivacyPlan:
-        if self._plan is None:
-            raise RuntimeError("no step has begun")
-        return self._plan
 
 
 def removed(norms: Tensor, factors: Tensor, bound: float) -> Tensor:

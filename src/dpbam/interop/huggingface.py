@@ -109,7 +109,6 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         )  # fmt: skip
         self._sampler = trainers.EpochSampler(plan, lambda: self.oracle)
         self.add_callback(_PrivateSteps(self.oracle))
-        self._shapes: dict[str, torch.Size] = {}
         if self.train_dataset is not None:
             self.get_train_dataloader()  # refuses what cannot be trained on, before a step
 
@@ -137,7 +136,6 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
         inputs = dict(self._prepare_inputs(inputs))
-        self._check_shapes(inputs)
         trainers.warn_unmoved(self.oracle)
         targets = {name: inputs.pop(name) for name in self.label_names if name in inputs}
         if not targets:
@@ -160,17 +158,6 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
                 raise ArgumentError(
                     f"{owner} overrides {name}, which is a part of the private step or replaced by "
                     f"it: {way}"
-                )
-
-    def _check_shapes(self, inputs: dict[str, Any]) -> None:
-        """Refuse batches of different lengths: a sample's padding would depend on the others."""
-        for name, t in inputs.items():
-            known = self._shapes.setdefault(name, t.shape[1:])
-            if t.shape[1:] != known:
-                raise ArgumentError(
-                    f"{name} has shape {tuple(t.shape[1:])} per sample here and {tuple(known)} "
-                    "before: pad every sample to one length (padding='max_length'), since padding "
-                    "to the longest of a batch lets one sample change the others"
                 )
 
     def floating_point_ops(self, inputs: Any) -> int:

@@ -190,22 +190,14 @@ class PrivacyPlan:
         epochs: float | None = None,
         steps: int | None = None,
         spent: Sequence[accounting.Charge] = (),
-        clip_norm: float = 1.0,
-        clipping: str = "flat",
-        unit: str = "record",
-        max_records: int = 1,
-        accountant: str = "pld",
-        joint_noise_multipliers: tuple[float, ...] = (),
-        noise_schedule: tuple[float, ...] = (1.0,),
-        clip_schedule: tuple[float, ...] = (1.0,),
-        released_before: float | None = None,
+        **fields: Any,
     ) -> PrivacyPlan:
         """Return the plan with the least noise that stays within (epsilon, delta).
 
         Give ``epochs`` or ``steps``; an epoch is n / batch_size steps. ``spent`` is what earlier
         training on the same data cost (a ledger's ``charges()``): it and the plan together stay
-        within epsilon; the plan's own :meth:`epsilon` is then less. The other arguments are fields
-        of the plan. Statistics that are released next to the gradients get their share of the
+        within epsilon; the plan's own :meth:`epsilon` is then less. ``fields`` are other fields of
+        the plan. Statistics that are released next to the gradients get their share of the
         budget first: sigma grows until all together stay within it.
 
         Example:
@@ -218,16 +210,13 @@ class PrivacyPlan:
         _validate.positive("epsilon", epsilon)
         draft = cls(
             n=n, batch_size=batch_size, steps=steps, noise_multiplier=1.0, delta=delta,
-            clip_norm=clip_norm, clipping=clipping, unit=unit, max_records=max_records,
-            accountant=accountant, joint_noise_multipliers=joint_noise_multipliers,
-            noise_schedule=noise_schedule, clip_schedule=clip_schedule,
-            released_before=released_before,
+            private=True, **fields,
         )  # fmt: skip
         phases = [(c.noise_multiplier, c.steps) for c in draft._step_charges(steps, 0)]
         joint = calibration.noise_multiplier(
-            epsilon, delta, draft.sampling_rate, steps, accountant=accountant,
+            epsilon, delta, draft.sampling_rate, steps, accountant=draft.accountant,
             spent=(*spent, *draft._before()),
-            phases=phases if noise_schedule != (1.0,) else (),
+            phases=phases if draft.noise_schedule != (1.0,) else (),
         )  # fmt: skip
         sigma = calibration.remaining_noise_multiplier(joint, draft.joint_noise_multipliers)
         return replace_quietly(draft, noise_multiplier=sigma)
@@ -242,18 +231,13 @@ class PrivacyPlan:
         steps: int | None = None,
         delta: float | None = None,
         clip_norm: float = math.inf,
-        clipping: str = "flat",
         noise_multiplier: float = 0.0,
-        unit: str = "record",
-        max_records: int = 1,
-        accountant: str = "pld",
-        joint_noise_multipliers: tuple[float, ...] = (),
-        noise_schedule: tuple[float, ...] = (1.0,),
-        clip_schedule: tuple[float, ...] = (1.0,),
+        **fields: Any,
     ) -> PrivacyPlan:
         """Return a plan without a guarantee: by default no clipping and no noise; epsilon infinite.
 
-        For references, and research on clipping without noise. The arguments are the plan's fields.
+        For references, and research on clipping without noise. ``fields`` are other fields of the
+        plan.
 
         Example:
             >>> PrivacyPlan.non_private(n=100, batch_size=10, steps=5).epsilon()
@@ -262,10 +246,7 @@ class PrivacyPlan:
         return cls(
             n=n, batch_size=batch_size, steps=_steps(n, batch_size, epochs, steps),
             delta=default_delta(n) if delta is None else delta, private=False,
-            clip_norm=clip_norm, clipping=clipping, noise_multiplier=noise_multiplier, unit=unit,
-            max_records=max_records, accountant=accountant,
-            joint_noise_multipliers=joint_noise_multipliers, noise_schedule=noise_schedule,
-            clip_schedule=clip_schedule,
+            clip_norm=clip_norm, noise_multiplier=noise_multiplier, **fields,
         )  # fmt: skip
 
     @property

@@ -169,15 +169,13 @@ def rounded_gaussian(
     unsure = np.abs(size - np.floor(size) - 0.5) <= deviation * (np.abs(x) + 1) * _ERROR
     unsure |= x > _TAIL
     for at in np.flatnonzero(unsure):
-        nearest[at] = _refine_draw(int(k[at]), float(x[at]), deviation, float(offset[at]), bits)
+        more = int.from_bytes(bits.raw(_EXTRA // 8), "big")
+        numerator = (int(k[at]) << _EXTRA) | more
+        nearest[at] = exactly_rounded(
+            numerator, 64 + _EXTRA, float(x[at]), deviation, float(offset[at])
+        )
     signed: Integers = (sign * nearest).astype(np.int64)
     return signed
-
-
-def _refine_draw(k: int, x: float, deviation: float, offset: float, bits: SecureRandomness) -> int:
-    """Decide a draw for U in [k, k + 1) / 2^64, with 128 more bits of U and 60 digits."""
-    extra = int.from_bytes(bits.raw(_EXTRA // 8), "big")
-    return exactly_rounded((k << _EXTRA) | extra, 64 + _EXTRA, x, deviation, offset)
 
 
 def exactly_rounded(
