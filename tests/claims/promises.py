@@ -204,6 +204,8 @@ PROMISES = (
              "check_second_accountant")),
     Promise("secure noise has the distribution claimed",
             ("check_exact_rounding", "check_on_the_grid")),
+    Promise("how a record's direction is rounded depends on that record alone",
+            ("check_a_bad_record_leaves_the_others", "check_one_unit_more_leaves_the_others")),
     Promise("at every sigma: sums are not rounded before the noise, and its allowance covers "
             "float32",
             ("check_large_sigma", "check_allowance")),

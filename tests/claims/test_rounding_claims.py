@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import NormalDist
 
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpbam import Compute, PrivateGradientOracle, mechanism, scratch
+from dpbam import BAM, Compute, PrivateGradientOracle, mechanism, scratch
 from dpbam.catalogue import CLIPPINGS
+from dpbam.engines.fused import gradients
 from dpbam.privacy import secure_noise
 from dpbam.privacy.clipping import ROUNDING
 from dpbam.privacy.randomness import SecureRandomness
@@ -19,6 +21,7 @@ from planting import Mistake, catches
 from support import clipped_sum, quiet_plan
 
 UNITS, C = 65_536, 0.7
+UNITS_BELOW = 1024  # where a number of units could decide
 ENGINES = ["functional", "fused"]  # those that add several units in float32
 
 
@@ -94,6 +97,57 @@ def test_sums_are_float64_and_gradients_have_the_dtype_of_their_parameter(
     assert float(summed.norm()) == pytest.approx(5 * C, rel=1e-3)
     assert model.weight.grad is not None
     assert model.weight.grad.dtype == dtype
+
+
+# --- one record does not change how the others round
+
+
+def moved_by_a_record(record: Tensor, units: int, dtype: torch.dtype, *, autocast: bool) -> float:
+    """How far, in C, the sum of BAM's directions moves when a record is added."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
+    ).to(dtype)
+    compute = Compute(engine="fused", physical_batch_size=4096)
+    private = PrivateGradientOracle(
+        model, nn.CrossEntropyLoss(reduction="none"), quiet_plan(C), BAM(0.1), compute=compute
+    )
+    rows = torch.randn(1, 64) + 0.3 * torch.randn(units, 64)  # alike, so that rounding adds up
+    x = torch.cat([rows, record[None]]).to(dtype)
+    y = torch.full((units + 1,), 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        sums = [clipped_sum(private, x[:count], y[:count]) for count in (units, units + 1)]
+    return float((sums[1] - sums[0]).norm()) / C
+
+
+def check_a_bad_record_leaves_the_others(
+    dtype: torch.dtype = torch.bfloat16, *, autocast: bool = False
+) -> None:
+    """A record that is not a number counts as zero: the sum is the same, bit for bit."""
+    bad = torch.full((64,), torch.nan)
+    assert moved_by_a_record(bad, 256, dtype, autocast=autocast) == 0
+
+
+def check_one_unit_more_leaves_the_others() -> None:
+    """Nor does the number of units decide how: the sum moves by C at most, and its rounding."""
+    record = torch.randn(64, generator=torch.Generator().manual_seed(1))
+    moved = moved_by_a_record(record, UNITS_BELOW, torch.bfloat16, autocast=False)
+    assert moved <= 1 + ROUNDING, f"moves by {moved:.4g} C"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "autocast"),
+    [
+        (torch.bfloat16, False),
+        (torch.float16, False),
+        (torch.float32, True),
+        (torch.float32, False),
+    ],
+)
+def test_a_record_that_is_not_a_number_leaves_the_others_bit_for_bit(
+    dtype: torch.dtype, autocast: bool
+) -> None:
+    check_a_bad_record_leaves_the_others(dtype, autocast=autocast)
 
 
 # --- secure noise's allowance
@@ -182,6 +236,20 @@ def none(original):
     return lambda std: std
 
 
+def without_its_way(original):
+    """A norm that was repaired forgets that the others were computed by Gram matrices."""
+
+    def recompute(norm, sizes, of_units):
+        return replace(original(norm, sizes, of_units), by_gram=False)
+
+    return recompute
+
+
+def by_all_units(original):
+    """Gram matrices as long as those of all units are within some limit."""
+    return lambda self, purpose: original(self, purpose) and len(self.pairs[0][1]) <= UNITS_BELOW
+
+
 def rounded_first(original):
     return lambda self, s, spacing, deviation: original(
         self, (s / spacing).round() * spacing, spacing, deviation
@@ -194,6 +262,12 @@ MISTAKES = {
     ),
     "65,536 units added in float32": Mistake(
         check_one_physical_batch, mechanism, "portions", in_one_portion
+    ),
+    "a repaired record sends the others another way": Mistake(
+        check_a_bad_record_leaves_the_others, gradients, "recompute_cancelling", without_its_way
+    ),
+    "the number of units chooses how they round": Mistake(
+        check_one_unit_more_leaves_the_others, gradients.Factored, "prefers_gram", by_all_units
     ),
     "a secure-noise allowance of zero": Mistake(check_allowance, secure_noise, "raised", none),
     "a sum rounded before its noise": Mistake(

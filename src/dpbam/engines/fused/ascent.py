@@ -81,7 +81,9 @@ class Ascent:
                 weights = g * per_unit(self._steps, g)  # eps_u G_u: [U, *D]
             y = self._add_layer(use, x, shared(), weights)
         else:
-            return self._run_moved(use, x, _materialise(gradient, norm), bias)
+            with full_precision():
+                g = _materialise(gradient, norm)
+            return self._run_moved(use, x, g, bias)
         return y if bias.weight is None else self.shifted(y, bias.weight, channel_axes)
 
     def _run_moved(self, use: MatrixUse, x: Tensor, g: Tensor, bias: Bias) -> Tensor:

@@ -331,15 +331,16 @@ class Factored:
         return self.prefers_gram(self.purpose)
 
     def prefers_gram(self, purpose: Purpose) -> bool:
-        """Whether Gram matrices are cheaper, within the memory limit."""
+        """Whether Gram matrices are cheaper, by the shapes of one unit alone.
+
+        The two ways round differently. If the number of units decided, a record that makes a
+        physical batch one unit larger would change the direction of every other: in half precision
+        by more than C in all. Norms that exceed the memory limit are computed in slices.
+        """
         if not self.layer.has_gram:
             return False
         t = self.layer.positions(self.pairs[0][1])
-        better = self.layer.prefers_gram(t, len(self.pairs), purpose)
-        gram, materialised = self._bytes()
-        if (gram if better else materialised) <= self.limit:
-            return better
-        return gram <= materialised
+        return self.layer.prefers_gram(t, len(self.pairs), purpose)
 
     def materialise(self) -> Tensor:
         """Return G_u: [U, *D]."""
@@ -605,6 +606,7 @@ def recompute_cancelling(norm: Norm, sizes: Tensor, of_units: Callable[[Tensor],
     |G_u|^2 as a sum of products has an error of some eps sizes^2, and a weighted sum of parts one
     of some eps sizes. A unit whose parts cancel could therefore exceed the clipping norm, or hide
     the others. Such a unit is materialised: its norm and its part of the sum use the same numbers.
+    The others are left as they are, by the same way: a record must not change how they round.
     ``sizes`` [U] bounds |d_u| if nothing cancelled; ``of_units`` materialises gradients.
     """
     lost = ill_conditioned(sizes, norm.square)
@@ -613,7 +615,7 @@ def recompute_cancelling(norm: Norm, sizes: Tensor, of_units: Callable[[Tensor],
     values = of_units(lost)
     redone = values.reshape(len(lost), -1).square().sum(1)
     square = norm.square.index_put((lost,), redone.to(norm.square.dtype))
-    return Norm(square, recomputed=(lost, values))
+    return Norm(square, by_gram=norm.by_gram, recomputed=(lost, values))
 
 
 def ill_conditioned(sizes: Tensor, square: Tensor) -> Tensor:
