@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from dpbam.app.report.charts import Numbers, Series, lines, quantity, text
+from dpbam.app.report.figure import COLOURS, Figure, Panel, Row, Spec, mean, rounded
+from dpbam.app.report.groups import Group, numbers
 from dpbam.app.report.training_figures import (
     NOT_MEASURED,
     PLAIN,
@@ -16,9 +19,6 @@ from dpbam.app.report.training_figures import (
     last_part,
     measured,
 )
-from dpbam.app.report.charts import Numbers, Series, lines, quantity, text
-from dpbam.app.report.figure import COLOURS, Figure, Panel, Row, Spec, mean, rounded
-from dpbam.app.report.groups import Group, numbers
 
 Point = tuple[float, float]
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from dpbam.app.report.training_figures import PLAIN, Reading, measured
 from dpbam.app.report.charts import Series, dots
 from dpbam.app.report.figure import Figure
+from dpbam.app.report.training_figures import PLAIN, Reading, measured
 from reproduce.accuracy_claims import paper
 from reproduce.bias_claims import last_quarter
 from reproduce.claims import Claim
