@@ -95,6 +95,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "long-small-cnn-more",
             "long-mlp",
             "long-mlp-more",
+            "long-mlp-tuned",
         ),
     ),
     "exact": _of("exact", accuracy_claims.exact),

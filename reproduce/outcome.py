@@ -122,9 +122,9 @@ def readings(study: Study) -> dict[str, Reading]:
     return {"": accuracy}
 
 
-def shared_seeds(cells: Sequence[Arms], one: str, other: str) -> list[int]:
-    """Return the seeds that both arms have in all cells."""
-    return sorted(set.intersection(*(set(arms.get(a, {})) for arms in cells for a in (one, other))))
+def shared_seeds(cells: Sequence[Arms], *names: str) -> list[int]:
+    """Return the seeds that all of these arms have in all cells."""
+    return sorted(set.intersection(*(set(arms.get(a, {})) for arms in cells for a in names)))
 
 
 def over_cells(cells: Sequence[Arms], one: str, other: str, reading: Reading) -> Estimate:
