@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpbam.errors import PlanViolationError
@@ -13,7 +16,7 @@ from dpbam.params import Params, sum_of_none
 from dpbam.privacy.noise import GaussianNoise, NoiseMechanism, Query
 from dpbam.privacy.secure_noise import SecureGaussianNoise
 
-Kind = tuple[torch.dtype, torch.device]
+IntegerArray = NDArray[np.integer[Any]]
 
 
 def keeps_nothing(noise: NoiseMechanism) -> bool:
@@ -122,16 +125,22 @@ class ParameterBits:
         self.device = self._tensors[0].device
         self._views = [t.view(_INTEGERS[t.element_size()]) for t in self._tensors]
         self._views = [v.view(-1) if v.is_contiguous() else v for v in self._views]
-        kinds: dict[Kind, list[int]] = {}
+        self._copies = [v.new_empty(0) for v in self._views]  # shaped as the views
+        self._kinds: list[_BitsOfKind] = []
+        indices: dict[tuple[torch.dtype, torch.device], list[int]] = {}
         for i, v in enumerate(self._views):
-            kinds.setdefault((v.dtype, v.device), []).append(i)
-        self._kinds = [
-            (
-                members,
-                self._views[members[0]].new_empty(sum(self._views[i].numel() for i in members)),
-            )
-            for members in kinds.values()
-        ]
+            indices.setdefault((v.dtype, v.device), []).append(i)
+        for members in indices.values():
+            views = [self._views[i] for i in members]
+            vector = views[0].new_empty(sum(v.numel() for v in views))
+            pieces = vector.split_with_sizes([v.numel() for v in views])
+            for i, piece in zip(members, pieces, strict=True):
+                self._copies[i] = piece.view(self._views[i].shape)
+            in_place = vector.device.type == "cpu" and vector.numel() >= _LARGE
+            arrays = [
+                (self._views[i].numpy(), self._copies[i].numpy()) for i in members if in_place
+            ]
+            self._kinds.append(_BitsOfKind(views, vector, arrays))
 
     def are_of(self, parameters: Sequence[Tensor]) -> bool:
         """Whether these are the parameters, in the memory that they had."""
@@ -139,28 +148,24 @@ class ParameterBits:
 
     def save(self) -> None:
         """Copy the bits, in one operation per kind."""
-        for members, copy in self._kinds:
-            torch.cat(self._flat(members), out=copy)
+        for kind in self._kinds:
+            torch.cat(kind.flat(), out=kind.copy)
 
     def changes(self) -> list[Tensor]:
         """Return, for each kind, whether a bit differs from the copy: a scalar on the device."""
         flags = []
-        for members, copy in self._kinds:
-            if copy.device.type != "cpu" or copy.numel() < _LARGE:
-                flags.append((torch.cat(self._flat(members)) != copy).any())
-                continue
-            # where they are, without another copy: in a sixth of the time for a large model
-            pieces = zip(self._flat(members), self._pieces(members, copy), strict=True)
-            same = all((now.numpy() == before.numpy()).all() for now, before in pieces)
-            flags.append(torch.tensor(not same))
+        for kind in self._kinds:
+            if kind.arrays:
+                same = all((now == before).all() for now, before in kind.arrays)
+                flags.append(torch.tensor(not same))
+            else:
+                flags.append((torch.cat(kind.flat()) != kind.copy).any())
         return flags
 
     def restore(self, count: int) -> None:
         """Write the copy into the first ``count`` parameters."""
-        for members, copy in self._kinds:
-            for i, piece in zip(members, self._pieces(members, copy), strict=True):
-                if i < count:
-                    self._views[i].copy_(piece.view(self._views[i].shape))
+        for view, copy in zip(self._views[:count], self._copies[:count], strict=True):
+            view.copy_(copy)
 
     def restore_memory(self, parameters: Iterable[Tensor]) -> bool:
         """Give the parameters the memory that they had; return whether all had it still."""
@@ -170,11 +175,18 @@ class ParameterBits:
                 parameter.data, same = tensor, False
         return same
 
-    def _flat(self, members: Sequence[int]) -> list[Tensor]:
-        return [v if v.ndim == 1 else v.reshape(-1) for v in map(self._views.__getitem__, members)]
 
-    def _pieces(self, members: Sequence[int], copy: Tensor) -> Sequence[Tensor]:
-        return copy.split_with_sizes([self._views[i].numel() for i in members])
+class _BitsOfKind(NamedTuple):
+    """The bits of tensors of one dtype on one device."""
+
+    views: list[Tensor]
+    copy: Tensor  # of all, one after another
+    # views and copies of a large model on the processor, compared where they are: in a sixth of the
+    # time of joining them
+    arrays: list[tuple[IntegerArray, IntegerArray]]
+
+    def flat(self) -> list[Tensor]:
+        return [v if v.ndim == 1 else v.reshape(-1) for v in self.views]
 
 
 def check_unwritten(changed: float) -> None:

@@ -229,6 +229,17 @@ def test_a_pass_writes_to_no_parameter(way: str) -> None:
     check_a_pass_writes_to_no_parameter(way)
 
 
+@pytest.mark.parametrize("way", ["data", "numpy", "frozen", "assigned", "permuted"])
+def test_a_pass_writes_to_no_parameter_of_a_large_model(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is compared where it is, without joining its parameters."""
+    monkeypatch.setattr(scratch, "_LARGE", 1)
+    check_a_pass_writes_to_no_parameter(way)
+    check_a_pass_writes_to_no_parameter(way, steps=2)
+    check_a_pass_writes_to_no_parameter(way, steps=2, copied=True)
+
+
 class WritesItsTemperature(nn.Module):
     """A loss whose frozen parameter each pass changes."""
 
