@@ -295,6 +295,7 @@ class Costs:
         product: the time of one of its T i o products.
         derivative: the time of a differentiated Gram matrix: two products (K B and S A), and what
             the shifts of a kernel take, forth and back.
+        largest: how many times larger than x and b together G_u may be.
     """
 
     positions: int
@@ -304,11 +305,12 @@ class Costs:
     entry: int
     product: float = 1
     derivative: int = 2
+    largest: int = 2
 
     def gram_is_cheaper(self, pairs: int, purpose: Purpose) -> bool:
         """Whether Gram matrices are faster; always where G_u is far larger than x and b."""
         i, o = self.weights
-        if i * o > 4 * (self.pixels * self.channels + self.positions * o):
+        if i * o > self.largest * (self.pixels * self.channels + self.positions * o):
             return True
         gram = self.pixels**2 * (self.channels + _ENTRY) + self.positions**2 * o
         materialised = i * o * (self.entry + self.product * self.positions)

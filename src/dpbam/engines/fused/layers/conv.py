@@ -182,7 +182,7 @@ class Conv(Layer):
             return Costs(*sizes, entry=MATRIX_ENTRY).gram_is_cheaper(pairs, purpose)
         # a convolution whose groups are the units is slower than one for all of them; measured on
         # 3x3 kernels of 8 to 256 channels, 4x4 to 32x32 pixels (benchmarks/cost_model.py)
-        costs = Costs(*sizes, entry=0, product=1.5, derivative=6)
+        costs = Costs(*sizes, entry=0, product=1.5, derivative=6, largest=4)
         return costs.gram_is_cheaper(pairs, purpose)
 
     def gram_entries(self, t: int) -> int:
