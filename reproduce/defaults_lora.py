@@ -31,8 +31,7 @@ from torch import Tensor, nn
 from dpbam.auto import Facts, choose, single_release_sigma
 from dpbam.data import to_float
 from dpbam.features import make_features, standardise_rows
-from dpbam.nn.encoders import PublicEncoder, load_encoder
-from dpbam.nn.freeze import train_part
+from dpbam.nn import PublicEncoder, load_encoder, train_part
 from dpbam.oracle import PrivateGradientOracle
 from dpbam.privacy.plan import PrivacyPlan, default_delta
 from dpbam.training.averaging import WeightAverage, dense

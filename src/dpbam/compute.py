@@ -82,8 +82,10 @@ class Runner:
 
     A runner is an engine itself. With ``engine="auto"`` it gives up an engine that does not support
     the model or the method, and one warning gives the reason. An engine that has not computed a
-    batch yet is given up at any error except interrupts and lack of memory; one that has, only at
-    an ``UnsupportedModelError``. All of this happens before a step is charged.
+    batch yet is given up at any error except interrupts and lack of memory. One that has, on
+    records or on the rows without a record of :meth:`fit`, is kept: engines round differently, so
+    a record that made it fail would change the directions of all others. Its error is raised
+    before the step is charged.
 
     Args:
         compute: the settings.
@@ -150,9 +152,17 @@ class Runner:
             except (StatefulModelError, torch.OutOfMemoryError, MemoryError):
                 raise
             except Exception as error:
-                last = len(self._engines) == 1
-                if last or (self._served and not isinstance(error, UnsupportedModelError)):
+                chosen = self._served or self._tried_on == engine.name
+                if len(self._engines) == 1 or (
+                    chosen and not isinstance(error, UnsupportedModelError)
+                ):
                     raise
+                if chosen:
+                    raise UnsupportedModelError(
+                        f"{error} (the {engine.name} engine has computed other rows of this model; "
+                        "which engine serves must not depend on a record: choose one that supports "
+                        f"all of them, such as Compute(engine={self._engines[-1].name!r}))"
+                    ) from error
                 text = str(error).strip() or type(error).__name__
                 reason = text.splitlines()[0].rstrip(".")
                 reasons.append(f"the {engine.name} engine does not support this: {reason}")

@@ -118,7 +118,8 @@ class StepStatistics:
     def __init__(self, statistics: JointRelease, facts: StepFacts, groups: int) -> None:
         statistics.begin(replace(facts, batch_gradient=_refuse_gradient))
         self._statistics, self._plan = statistics, facts.plan
-        self._bounds = dict(statistics.sensitivities)  # read once, before any unit
+        # read once, before any unit; as float, since sigma C in a type of the user's may be rounded
+        self._bounds = {name: float(bound) for name, bound in statistics.sensitivities.items()}
         check_counted(facts.plan, self._bounds)
         zeros = facts.zeros()
         self._sums = {

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpbam import Compute, PrivateGradientOracle
-from dpbam.engines import LoopEngine
+from dpbam import Compute, PrivateGradientOracle, compute
+from dpbam.engines import LoopEngine, UnsupportedModelError
 from dpbam.engines.base import PhysicalBatch
+from dpbam.engines.fused import FusedEngine
 from dpbam.engines.memory import LOOP_ROWS
 from dpbam.engines.synthetic import synthetic_rows, synthetic_units
 from dpbam.methods import DPSGD
@@ -139,3 +140,45 @@ def test_a_model_that_fails_without_a_record_gets_few_rows_on_a_fast_engine() ->
     with pytest.warns(UserWarning, match="16 rows are computed at once"):
         oracle = first_step(Tight(), torch.randint(5, 14, (5, 6)))
     assert (oracle.engine.name, oracle.physical_batch_size) == ("fused", LOOP_ROWS)
+
+
+@pytest.mark.parametrize("how", ["fit", "a first step"])
+def test_no_record_changes_the_engine(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines round differently: the directions of all others would change with it."""
+    real = FusedEngine.directions
+
+    def fails(self, batch, method, lam, **more):
+        if batch.inputs.isnan().any():
+            raise UnsupportedModelError("it does not support this record")
+        return real(self, batch, method, lam, **more)
+
+    monkeypatch.setattr(FusedEngine, "directions", fails)
+    monkeypatch.setattr(compute, "_MEASURED", {})
+    x, y = samples(4)
+    oracle = PrivateGradientOracle(
+        nn.Linear(4, 3).double(), cross_entropy, quiet_plan(), sampling="unchecked"
+    )
+    if how == "fit":
+        oracle.fit(x, y)
+    else:
+        oracle.backward(x, y)
+    before, charged = oracle.engine.name, len(oracle.ledger)
+    with pytest.raises(UnsupportedModelError, match=r"must not depend on a record.*'loop'"):
+        oracle.backward(torch.cat([x[:-1], torch.full_like(x[:1], torch.nan)]), y)
+    assert (oracle.engine.name, len(oracle.ledger)) == (before, charged)
+
+
+def test_an_engine_that_fails_from_the_start_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the test above: nothing but the rows differs."""
+
+    def fails(self, batch, method, lam, **more):
+        raise UnsupportedModelError("it does not support this model")
+
+    monkeypatch.setattr(FusedEngine, "directions", fails)
+    monkeypatch.setattr(compute, "_MEASURED", {})
+    oracle = PrivateGradientOracle(
+        nn.Linear(4, 3).double(), cross_entropy, quiet_plan(), sampling="unchecked"
+    )
+    with pytest.warns(UserWarning, match="functional engine is used"):
+        oracle.backward(*samples(4))
+    assert oracle.engine.name == "functional"

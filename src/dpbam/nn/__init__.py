@@ -1,5 +1,6 @@
 """Models for private training, standardised convolutions, model checks and repairs."""
 
+from dpbam.nn.encoders import PublicEncoder, load_encoder
 from dpbam.nn.freeze import freeze, head_only, train_part
 from dpbam.nn.models import MLP, ResNet9, SmallCNN, UNet, WideResNet
 from dpbam.nn.registry import build_model
@@ -8,6 +9,7 @@ from dpbam.nn.standardise import StandardisedConv1d, StandardisedConv2d, Standar
 
 __all__ = [
     "MLP",
+    "PublicEncoder",
     "ResNet9",
     "SmallCNN",
     "StandardisedConv1d",
@@ -20,6 +22,7 @@ __all__ = [
     "check_trainable",
     "freeze",
     "head_only",
+    "load_encoder",
     "replace_batch_norm",
     "train_part",
 ]
