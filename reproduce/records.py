@@ -53,8 +53,8 @@ _UNSET = {"unit": "record"}  # what None stands for, in the data of recipes
 #: Raised with every change after which a seeded run ends in another model. Records without it are
 #: of version 1; in version 2 the standard noise is drawn by SFC64 with a key of 192 bits; in
 #: version 3 the norm of an outer product is the product of two lengths, which differs in its last
-#: bits; in version 4 gradients of small kernels and layers are materialised together, and LoRA trains
-#: B alone. Version 0 was trained before there were recipes, on images halved as floats.
+#: bits; in version 4 gradients of small kernels and layers are materialised together, and LoRA
+#: trains B alone. Version 0 was trained before there were recipes, on images halved as floats.
 VERSION = 4
 _PACKAGES = ("torch", "numpy", "dp-accounting", "safetensors")
 Job = tuple[Recipe, RunSpec]
