@@ -65,6 +65,17 @@ def test_deeper_folders_become_columns_and_units(tmp_path):
     assert levels[""] == 1
 
 
+def test_a_missing_person_column_leads_to_the_folders_that_name_persons(tmp_path):
+    layout = {f"{c}/patient_{p}": 2 for c in "ab" for p in range(5)}
+    with pytest.raises(DataError, match="'patient': did you mean the folder level 'folder1'"):
+        load_pair(tree(tmp_path / "folders", layout), unit="patient")
+    with pytest.raises(DataError, match="'sex': its columns are folder1"):
+        load_pair(str(tmp_path / "folders"), unit="sex")
+    classes = tree(tmp_path / "classes", {f"patient_{p}": 2 for p in range(5)})
+    with pytest.raises(DataError, match="'patient': name the owners in a column patient of labels"):
+        load_pair(classes, unit="patient")
+
+
 def test_classes_that_are_numbers_are_in_their_order(tmp_path):
     spec = tree(tmp_path, {str(k): 2 for k in range(12)})
     assert load(spec).class_names == tuple(str(k) for k in range(12))

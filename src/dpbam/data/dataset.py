@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from dpbam._names import did_you_mean
 from dpbam.data.base import DataError, Images, Indices, for_each, in_short
-from dpbam.data.owners import SINGLE, Owner, find_owner
+from dpbam.data.owners import SINGLE, Owner, find_owner, names_person
 from dpbam.errors import ArgumentTypeError, DPBAMError
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 Columns = Mapping[str, NDArray[Any]]
 Task = Literal["single-label", "multi-label", "regression", "segmentation"]
 TASKS: tuple[Task, ...] = get_args(Task)
+_OWNERS_TABLE = "name the owners in a column patient of labels.csv"
 UNKNOWN = ("",)  # the class of records whose labels cannot be read, while a set is checked
 
 
@@ -229,9 +230,16 @@ class DataSet:
         if name not in self.columns:
             there = ", ".join(sorted(self.columns))
             others = f"its columns are {there}" if there else "it has no columns"
-            hint = did_you_mean(name, self.columns, others)
+            hint = self._owners_instead_of(name) or did_you_mean(name, self.columns, others)
             raise DataError(f"{self.name} has no column {name!r}: {hint}")
         return self.columns[name]
+
+    def _owners_instead_of(self, name: str) -> str:
+        """Return what names the owners where a person's column is missing; "" if nothing does."""
+        owner = find_owner(self.columns, self.class_names, self.images.paths)
+        if owner is None or not names_person(name):
+            return ""
+        return _OWNERS_TABLE if owner.column is None else f"did you mean {owner.sign}?"
 
     def owner(self) -> Owner | None:
         """Return what says whose a record is, where no unit was chosen; None without such a sign.
@@ -326,7 +334,7 @@ def to_float(images: Tensor) -> Tensor:
 
 def _ways_to_choose(owner: Owner) -> str:
     if owner.column is None:
-        return f"name the owners in a column patient of labels.csv, or pass {SINGLE}"
+        return f"{_OWNERS_TABLE}, or pass {SINGLE}"
     if not owner.column.isprintable():
         return f"rename it to patient, and pass --unit patient, or pass {SINGLE}"
     by_owner = f"--unit {shlex.quote(owner.column)} to protect all records of one owner together"
