@@ -34,17 +34,19 @@ def test_like_settings_give_a_range_and_name_their_record():
 
 
 @pytest.mark.parametrize(
-    ("changes", "n", "classes", "task"),
+    ("changes", "n", "classes", "task", "reason"),
     [
-        ({}, 100_000, 10, "single-label"),
-        ({"epsilon": 30.0}, 500, 10, "single-label"),
-        ({}, 500, 2, "single-label"),
-        ({}, 500, 10, "multi-label"),
-        ({"auto_facts": {}}, 500, 10, "single-label"),
+        ({}, 100_000, 10, "single-label", "no data like 100000 units in 10 classes at epsilon 1"),
+        ({"epsilon": 30.0}, 500, 10, "single-label", "500 units in 10 classes at epsilon 30"),
+        ({}, 500, 2, "single-label", "500 units in 2 classes at epsilon 1"),
+        ({}, 500, 10, "multi-label", "no multi-label data"),
+        ({"auto_facts": {}}, 500, 10, "single-label", "the settings of --model auto alone"),
     ],
 )
-def test_without_a_like_record_nothing_is_promised(changes, n, classes, task):
-    assert expectation(config(**changes), n, classes, task).startswith("no record like this")
+def test_without_a_like_record_nothing_is_promised(changes, n, classes, task, reason):
+    sentence = expectation(config(**changes), n, classes, task)
+    assert sentence.startswith("unknown: the study of defaults ")
+    assert sentence.endswith(reason)
 
 
 def test_the_change_that_gained_most_is_named():

@@ -320,8 +320,15 @@ def recorded_levels() -> tuple[Level, ...]:
 def expectation(config: RunConfig, n: int, classes: int, task: str) -> str:
     """Return what to expect of these settings, by records of like ones, in one sentence."""
     alike = _alike(config, n, classes)
-    if task != "single-label" or not config.auto_facts or not config.fixed_features or not alike:
-        return "no record like this: the study has classes of images, by auto's own settings"
+    if task != "single-label":
+        return f"unknown: the study of defaults has no {task} data"
+    if not config.auto_facts or not config.fixed_features or config.epsilon is None:
+        return "unknown: the study of defaults ran the settings of --model auto alone"
+    if not alike:
+        return (
+            f"unknown: the study of defaults has no data like {n} units in {classes} classes at "
+            f"epsilon {config.epsilon:g}"
+        )
     sources = ", ".join(sorted({level.source for level in alike}))
     units = _range([float(level.n) for level in alike])
     return (
