@@ -33,6 +33,7 @@ from dpbam.app.runs import RunConfig, RunResult
 from dpbam.app.runs.escaping import visible
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.pool import StoppedError
+from dpbam.app.runs.statement_text import unit_noun
 from dpbam.privacy.rounding import up
 from dpbam.tasks.scores import metric_label, metric_text
 from dpbam.training.events import EvaluationReport, Reporter, StartReport, StepReport
@@ -201,10 +202,11 @@ class LiveReporter(Reporter):
 
     def on_start(self, report: StartReport) -> None:
         plan = report.plan
+        units = f"{visible(unit_noun(plan.unit))}s"
         self._epsilon, self._epochs, self._plan = report.epsilon, plan.epochs, plan
         self._say(
             f"{report.method} on {report.model}: {report.parameters:,} parameters, "
-            f"{plan.steps} steps of {plan.batch_size} of {plan.n} {visible(plan.unit)}s, "
+            f"{plan.steps} steps of {plan.batch_size} of {plan.n} {units}, "
             f"sigma {number(plan.noise_multiplier)}, C {number(plan.clip_norm)}, {report.device}"
         )
         if report.step:

@@ -25,7 +25,7 @@ from dpbam.app.runs.facts import test_facts
 from dpbam.app.runs.files import write_atomic
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
 from dpbam.app.runs.rows import read_rows
-from dpbam.app.runs.statement_text import to_html, to_markdown
+from dpbam.app.runs.statement_text import to_html, to_markdown, unit_noun
 from dpbam.catalogue import CLIPPINGS, FILTERS, METHODS, MODELS, Kind
 from dpbam.data.registry import is_public
 from dpbam.privacy import accounting
@@ -167,7 +167,7 @@ def settled(config: RunConfig, plan: PrivacyPlan, public_weights: PublicWeights 
         ),
         chosen_by_rule=_chosen(config),
         who_sees_what=_WHO_SEES_WHAT,
-        outside_the_promise=[line.format(unit=plan.unit) for line in outside],
+        outside_the_promise=[line.format(unit=unit_noun(plan.unit)) for line in outside],
         may_be_published=[*PUBLISHABLE, *released_files(config)] if plan.private else [],
         may_be_published_if_the_test_records_are_not_sensitive=(
             ["metrics.jsonl"] if plan.private else []
@@ -242,16 +242,17 @@ def _up(value: float) -> float:
 def _unit(unit: str, max_records: int) -> str:
     if unit == "record":
         return "record (one image and its label)"
-    return f"{unit} (all records with the same {unit}, at most {max_records} of them per step)"
+    same = f"all records with the same {unit}, at most {max_records} of them per step"
+    return f"{unit_noun(unit)} ({same})"
 
 
 def _beyond(plan: PrivacyPlan) -> str:
     if plan.unit == "record":
         return "There is no limit per person: all records are used, each protected by itself"
     return (
-        f"of a {plan.unit} with more than {plan.max_records} records, {plan.max_records} are drawn "
-        "anew at each step; the others may enter at other steps. The promise is for all of them "
-        "together, however many there are"
+        f"of a {unit_noun(plan.unit)} with more than {plan.max_records} records, "
+        f"{plan.max_records} are drawn anew at each step; the others may enter at other steps. The "
+        "promise is for all of them together, however many there are"
     )
 
 
@@ -263,10 +264,10 @@ def _trained_on(config: RunConfig, unit: str, named: bool) -> str:
             "and in the test set"
         )
     if config.allow_shared_units:
-        return f"Not excluded: the operator allowed a {unit} to be in both sets"
+        return f"Not excluded: the operator allowed a {unit_noun(unit)} to be in both sets"
     if named:
-        return f"No: a run whose two sets share a {unit} is refused"
-    return f"Not known: the test records do not name their {unit}"
+        return f"No: a run whose two sets share a {unit_noun(unit)} is refused"
+    return f"Not known: the test records do not name their {unit_noun(unit)}"
 
 
 def _handed_out(config: RunConfig) -> str:

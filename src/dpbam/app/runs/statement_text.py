@@ -7,6 +7,7 @@ not covered. Every number is computed from the statement, and rounded against th
 from __future__ import annotations
 
 import math
+import re
 from functools import partial
 from typing import Any
 
@@ -29,7 +30,7 @@ def to_markdown(s: Statement) -> str:
         _bullets(s.outside_the_promise),
         *(["## The promise in formal words", _promise(s)] if s.private else []),
         "## What an attacker can achieve at best",
-        *_attacks(s.trade_off, s.unit_name),
+        *_attacks(s.trade_off, unit_noun(s.unit_name)),
         "## Tuning and evaluation",
         _bullets(_looked_at(s)),
         "## Other releases from the same data",
@@ -80,6 +81,16 @@ def to_html(text: str) -> str:
     return f"{_HEAD}<body>\n{body.replace(_NO_HEADER, '')}</body>\n</html>\n"
 
 
+def unit_noun(unit: str) -> str:
+    """Return the word for one unit of privacy in a sentence.
+
+    Example:
+        >>> [unit_noun(name) for name in ("record", "patient", "folder1")]
+        ['record', 'patient', 'folder']
+    """
+    return "folder" if re.fullmatch(r"folder\d+", unit) else unit
+
+
 #: of a table without a header: Markdown has none without
 _NO_HEADER = "<thead>\n<tr>\n<th></th>\n<th></th>\n</tr>\n</thead>\n"
 _HEAD = """<!doctype html>
@@ -113,16 +124,16 @@ def _promise(s: Statement) -> str:
     epsilon, delta = up(s.epsilon), f"{s.delta:g}"
     return (
         f"The model in this folder is **(epsilon = {epsilon}, delta = {delta})-differentially "
-        f"private** for every {s.unit}: whether that {s.unit_name} was in the training set "
-        "or not changes the probability of any outcome of the training by at most a factor of "
-        f"e^{epsilon}, up to the probability {delta}. This holds for all that is computed from the "
-        "model, under the conditions and with the exceptions named above."
+        f"private** for every {s.unit}: whether that {unit_noun(s.unit_name)} was in the "
+        "training set or not changes the probability of any outcome of the training by at most a "
+        f"factor of e^{epsilon}, up to the probability {delta}. This holds for all that is "
+        "computed from the model, under the conditions and with the exceptions named above."
     )
 
 
 def _plain_words(s: Statement) -> list[str]:
     """Who, against what, how well: the example is computed from this run."""
-    unit, record = s.unit_name, s.unit_name == "record"
+    unit, record = unit_noun(s.unit_name), s.unit_name == "record"
     extent = (
         "by itself: a person with several records is not protected as a person, see below"
         if record else f"with all records of that {unit}"
@@ -211,7 +222,7 @@ def _looked_at(s: Statement) -> list[str]:
         *_chosen(s.chosen_by_rule),
         f"Evaluation: the model was tried {evaluated.times} times on {evaluated.records:,} "
         f"test records ({evaluated.set}); {evaluated.note}.",
-        f"Was a {s.unit_name} of the test data trained on? {evaluated.trained_on}.",
+        f"Was a {unit_noun(s.unit_name)} of the test data trained on? {evaluated.trained_on}.",
     ]
 
 
