@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dpbam.app.report.groups import curves, groups
 from dpbam.app.report.records import PUBLIC_SETTINGS, ReportError, Run, read_run, read_runs
+from dpbam.app.report.training_figures import of_loss
 from dpbam.app.runs import RunConfig, RunError
 from tests.app.report.synthetic import write_run
 
@@ -157,5 +159,13 @@ def test_the_mean_is_taken_only_where_all_runs_have_a_point() -> None:
 def test_a_run_without_points_is_left_out() -> None:
     found = groups([make("a", method="bam"), make("b", method="dp-sgd")])
     drawn = curves(found, lambda run: ((0.0,), (1.0,)) if run.name == "b" else ((), ()))
+    assert drawn[0].style == "points"  # a line through one point is not drawn
     assert [(s.label, s.colour) for s in drawn] == [("DP-SGD", 1)]
     assert drawn[0].y == pytest.approx((1.0,))
+
+
+def test_a_loss_that_was_recorded_once_does_not_go_anywhere() -> None:
+    steps = ({"step": 1, "non_private_loss": 2.3}, {"step": 2, "non_private_loss": None})
+    assert of_loss([replace(make("a"), steps=steps)]) == "the loss was recorded once, 2.3"
+    more = (*steps, {"step": 3, "non_private_loss": 2.3})
+    assert of_loss([replace(make("a"), steps=more)]).startswith("the loss goes from 2.3 to 2.3")

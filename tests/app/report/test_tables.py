@@ -171,7 +171,7 @@ def test_accuracy_has_its_interval_and_epsilon_one_sentence(run: Run) -> None:
     assert (found.score, found.quality) == (
         "92.0%", "accuracy, 95% interval 85.0% to 95.9%, on 100 test records.",
     )  # fmt: skip
-    assert "guesses that right at most 95.16% of the time" in found.privacy  # e^2.97654 / (1 + ..)
+    assert "is right at most 95.2% of the time" in found.privacy  # e^2.97654 / (1 + ..)
     assert "ε = 2.977" in found.privacy
     assert "model.safetensors" in found.publish
 

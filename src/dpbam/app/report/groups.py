@@ -76,7 +76,8 @@ def curves(
             ]
         if named_curves:
             x, y = _mean_curve([(x, y) for _, x, y in named_curves])
-            series.append(Series(g.label, g.colour, x, y))
+            style = "points" if len(x) == 1 else "line"  # a line through one point is not drawn
+            series.append(Series(g.label, g.colour, x, y, style=style))
     return tuple(series)
 
 

@@ -213,9 +213,9 @@ def privacy_sentence(run: Run) -> str:
         return "The training has not finished, so that nothing is promised yet."
     right = right_guesses(statement.epsilon, statement.delta, statement.trade_off)
     return (
-        f"Someone who has the model, and knows all training data but whether one {run.unit} is "
-        f"among them, guesses that right at most {up(min(100.0, 100 * right), 4)}% of the time, "
-        "against 50% without the model "
+        f"Someone who knows all other training data, and guesses whether one {run.unit} was used "
+        f"or left out, is right at most {up(min(100.0, 100 * right), 3)}% of the time with the "
+        "model, and 50% without it "
         f"(ε = {up(statement.epsilon)}, δ = {shown(statement.delta)})."
     )
 

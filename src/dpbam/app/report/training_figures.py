@@ -254,14 +254,17 @@ def loss(groups: Sequence[Group]) -> Figure:
 
 
 def of_loss(runs: Runs) -> str:
-    firsts, lasts = [], []
+    firsts, lasts, most = [], [], 0
     for run in runs:
         losses = finite(numbers(run.steps, "non_private_loss"))
+        most = max(most, len(losses))
         tenth = max(1, len(losses) // 10)
         if losses:
             firsts.append(mean(losses[:tenth]))
             lasts.append(mean(losses[-tenth:]))
     first, last = mean_of(firsts, "{:.3g}"), mean_of(lasts, "{:.3g}")
+    if most == 1:
+        return f"the loss was recorded once, {first}"
     return first and f"the loss goes from {first} to {last}, means of a tenth of the steps each"
 
 
