@@ -78,7 +78,6 @@ def accounted(**changes: Any) -> Search:
         (varied("epochs", "1..2"), "epochs may change what a trial costs"),
         ({"settings": {**SETTINGS, "budget": "b.json"}}, "budget"),
         ({"settings": {**SETTINGS, "release_norms": 50.0}}, "release_norms"),
-        ({"settings": {**SETTINGS, "unit": "patient"}, "score_noise": 9.0}, "one patient may have"),
         ({"score_noise": 0.0}, "score_noise"),
         ({"settings": {**SETTINGS, "method": "sgd", "noise_multiplier": None}}, "no privacy"),
     ],
@@ -180,6 +179,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def execute(config: Any, out: Path, *, resume: bool) -> Any:
         done.append((config, out))
+        out.mkdir(parents=True)
         accuracy = 1 / (1 + abs(np.log(config.lr / 0.01))) - (config.lam or 0)
         return SimpleNamespace(
             evaluations=[SimpleNamespace(score=accuracy, records=100)], metric="accuracy",
@@ -402,6 +402,28 @@ def test_an_unaccounted_search_is_marked_in_every_file(tmp_path: Path) -> None:
         assert "NOT ACCOUNTED" in folder.statement.read_text()
 
 
+def test_a_search_without_privacy_lets_nothing_be_published(tmp_path: Path) -> None:
+    """The control, a private method, is test_the_best_alone_may_be_released."""
+    settings = {**SETTINGS, "method": "sgd", "noise_multiplier": None}
+    conclude(do_trials(a_search(settings=settings, trials=1), tmp_path))
+    best = RunFolder(tmp_path / BEST)
+    assert json.loads(best.statement_json.read_text())["may_be_published"] == []
+
+
+def test_a_trial_is_marked_before_it_has_a_score(
+    stub: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So none can be exported while other trials are missing."""
+
+    def stop(*_: Any) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(studies, "score", stop)
+    with pytest.raises(StoppedError):
+        do_trials(a_search(), tmp_path)
+    assert [(out / MARK).exists() for _, out in stub] == [True]
+
+
 COMMAND = [
     "search", "--data", "digits", "--model", "mlp", "--noise-multiplier", "4", "--accountant",
     "rdp", "--model-option", "hidden=[8]", "--epochs", "1", "--batch-size", "180",
@@ -490,7 +512,20 @@ def _check_shown(
     assert ("%" in shown) == (metric == "accuracy")
 
 
-def test_a_noised_score_is_refused_where_one_record_s_effect_has_no_bound(tmp_path: Path) -> None:
-    search = task_search("regression", tmp_path, pay="accounted", score_noise=4.0)
-    with pytest.raises(ConfigError, match="r2 has no such bound"):
-        search.calibrated()
+@pytest.mark.parametrize(
+    ("task", "changes", "says"),
+    [
+        ("regression", {}, "r2 has no such bound"),
+        ("single-label", {"release_counts": None, "unit": "patient"}, "one patient may have many"),
+    ],
+)
+def test_a_noised_score_is_refused_where_one_unit_s_effect_has_no_bound(
+    task: str, changes: dict[str, Any], says: str, stub: list[Any], tmp_path: Path
+) -> None:
+    search = task_search(task, tmp_path)
+    search = replace(search, settings={**search.settings, **changes}, pay="accounted")
+    do_trials(search, tmp_path / "public score")  # which is fine
+    trained = len(stub)
+    with pytest.raises(ConfigError, match=says):
+        do_trials(replace(search, score_noise=4.0), tmp_path / "noised score")
+    assert len(stub) == trained

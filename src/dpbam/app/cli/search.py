@@ -72,7 +72,13 @@ def search(
     ).calibrated()
     require_data(search.settings)
     if dry_run:
-        say(facts(_plan(search), title="search"))
+        number = search.describe_number() if search.accounted else search.trials
+        rows: dict[str, object] = {
+            "varied": ", ".join(map(str, search.space.values())), "trials": number, "paid": pay,
+        }  # fmt: skip
+        if search.accounted:
+            rows["a trial's sigma"] = search.settings["noise_multiplier"]
+        say(facts(rows, title="search"))
         return
     if pay == "nothing":
         console(stderr=True).print("[bold red]not accounted:[/] epsilon will not cover this search")
@@ -97,18 +103,15 @@ def score_noise(pay: str, text: str | None) -> float | None:
         >>> score_noise("accounted", "noised=10"), score_noise("accounted", "public")
         (10.0, None)
     """
-    if pay != "accounted":
-        if text is not None:
-            raise ConfigError(f"--score goes with --pay accounted, not with --pay {pay}")
-        return None
-    if text == "public":
+    if text == ("public" if pay == "accounted" else None):
         return None
     with suppress(ValueError):
-        if (text or "").startswith("noised="):
-            return float(str(text).removeprefix("noised="))
+        if pay == "accounted" and text is not None and text.startswith("noised="):
+            return float(text.removeprefix("noised="))
     raise ConfigError(
-        "an accounted search needs --score public (the test records are not sensitive) or --score "
-        "noised=S (S: deviation of the noise on the number of them that is right, such as 20)"
+        "--score goes with --pay accounted, which needs it: --score public (the test records are "
+        "not sensitive) or --score noised=S (S: deviation of the noise on the number of them that "
+        "is right, such as 20)"
     )
 
 
@@ -117,18 +120,6 @@ def _shard(text: str) -> tuple[int, int]:
     if not (first.isdecimal() and machines.isdecimal() and 1 <= int(first) <= int(machines)):
         raise ConfigError(f"--shard must be I/N with 1 <= I <= N, such as 3/8, got {text!r}")
     return int(first), int(machines)
-
-
-def _plan(search: Search) -> dict[str, object]:
-    """Return what would be searched, as names and texts."""
-    rows: dict[str, object] = {
-        "varied": ", ".join(map(str, search.space.values())),
-        "trials": search.describe_number() if search.accounted else search.trials,
-        "paid": search.pay,
-    }
-    if search.accounted:
-        rows["a trial's sigma"] = search.settings["noise_multiplier"]
-    return rows
 
 
 def show(result: SearchResult) -> None:

@@ -1,14 +1,6 @@
 """A random search for hyper-parameters: what it varies and how it is paid for, checked.
 
-A search on private data is a release of its own. ``pay`` is how it is paid for:
-
-=============  =====================================================================================
-public         the data is public or synthetic: nothing to pay
-nothing        not accounted: every file and screen states that epsilon does not cover the search
-accounted      a random number of independent trials of which the best alone is released
-               (:mod:`dpbam.app.search.selection`); epsilon covers the search
-=============  =====================================================================================
-
+A search on private data is a release of its own: ``pay`` is how it is paid for (docs/search.md).
 What it varies, as text:
 
 ==========================  =====================================================
@@ -26,6 +18,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
@@ -43,13 +36,10 @@ if TYPE_CHECKING:
     from numpy.random import Generator
 
 PAYMENTS = ("public", "nothing", "accounted")
-_UNACCOUNTABLE = {
-    "budget": "a budget file counts steps and knows no selections",
-    "release_norms": "statistics released with the gradients are released by every trial",
-    "release_counts": "class counts are released by every trial",
-    "release_centre": "the centre of the features is released by every trial",
-}
+# a budget file counts steps and knows no selections; the others are released by every trial
+_UNACCOUNTABLE = ("budget", "release_norms", "release_counts", "release_centre")
 _NOT_VARIED = ("data", "method", "unit", "model_options")  # nor what distinguishes no runs
+_RANGE = re.compile(r"(.*?)\.\.(.*?)(:log)?")  # low, high, whether it is logarithmic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,17 +91,16 @@ class Search:
     @property
     def seed(self) -> int | None:
         """The seed of a search for research; its trials derive theirs from it."""
-        seed = self.settings.get("seed")
-        return None if seed is None else int(str(seed))
+        return self.end_config(0).seed
 
     @property
     def method(self) -> str:
         """The method of all trials."""
         return str(self.end_config(0).method)
 
-    def config(self, varied: Mapping[str, object], **more: object) -> RunConfig:
+    def config(self, varied: Mapping[str, object]) -> RunConfig:
         """Return the configuration of a trial; ``varied`` has its hyper-parameters."""
-        return RunConfig.from_mapping({**self.settings, **varied, **more})
+        return RunConfig.from_mapping({**self.settings, **varied})
 
     def end_config(self, end: int) -> RunConfig:
         """Return the configuration of a trial with the first (0) or last (-1) of every range."""
@@ -120,11 +109,12 @@ class Search:
     def calibrated(self) -> Search:
         """Return an accounted search with its trials' sigma in place of the whole search's epsilon.
 
-        Loads the data, to know n. Other searches stay as they are.
+        Loads the data, to know n and the unit. Other searches, and calibrated ones, stay as they
+        are.
         """
         if not self.accounted:
             return self
-        config = self.config({}, accountant="rdp")
+        config = self.config({"accountant": "rdp"})
         sigma = config.noise_multiplier
         # the plan's n, q and steps do not depend on sigma: any will do
         prepared = prepare(config.replace(epsilon=None, noise_multiplier=sigma or 1.0))
@@ -136,7 +126,11 @@ class Search:
                     f"{prepared.task.metric} has no such bound; leave it out if the test set is "
                     "public"
                 )
-            _check_unit(plan.unit)
+            if plan.unit != "record":
+                raise ConfigError(
+                    f"a noised score counts test records, of which one {plan.unit} may have many: "
+                    "declare them public, or use the record as the unit"
+                )
         if sigma is None:
             assert config.epsilon is not None  # a configuration has one of the two
             sigma = search_noise_multiplier(
@@ -163,25 +157,15 @@ class Search:
                     f"{name} may change what a trial costs, and an accounted search needs trials "
                     "of one cost: fix it, or pay otherwise"
                 )
-        for name, why in _UNACCOUNTABLE.items():
+        for name in _UNACCOUNTABLE:
             if self.settings.get(name) is not None:
-                raise ConfigError(f"{why}: leave {name} out of an accounted search")
+                raise ConfigError(f"an accounted search does not account for {name}: leave it out")
         config = self.config({})
         if not config.private:
             raise ConfigError(
                 f"method {config.method} gives no privacy, so its trials cannot be accounted: "
                 "leave it out"
             )
-        if self.score_noise is not None:
-            _check_unit(config.unit or "record")
-
-
-def _check_unit(unit: str) -> None:
-    if unit != "record":
-        raise ConfigError(
-            f"a noised score counts test records, of which one {unit} may have many: declare "
-            "them public, or use the record as the unit"
-        )
 
 
 @dataclass(frozen=True)
@@ -228,21 +212,18 @@ class Domain:
         types = {one.name: one.type for one in allowed if one.name not in _NOT_VARIED}
         if name not in types:
             raise ConfigError(f"{name} cannot be varied: {did_you_mean(name, types)}")
-        span, colon, mark = text.partition(":")
-        if ".." not in span:
-            return cls(
-                name, choices=tuple(read_value(choice.strip()) for choice in text.split(","))
-            )
-        low, _, high = span.partition("..")
+        span = _RANGE.fullmatch(text)
+        if span is None:
+            choices = tuple(read_value(choice.strip()) for choice in text.split(","))
+            return cls(name, choices=choices)
+        low, high, log = span.groups()
         try:
             bounds = float(low), float(high)
         except ValueError:
             raise ConfigError(
                 f"{name} must vary like 1e-4..1e-2:log or 256,512, got {text!r}"
             ) from None
-        if colon and mark != "log":
-            raise ConfigError(f"only :log may follow the range of {name}, got :{mark}")
-        return cls(name, *bounds, log=bool(colon), integer=types[name] is int)
+        return cls(name, *bounds, log=log is not None, integer=types[name] is int)
 
     @property
     def ends(self) -> tuple[object, object]:

@@ -22,14 +22,13 @@ from __future__ import annotations
 
 import math
 import random
-import secrets
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import numpy as np
 from pydantic import ConfigDict, JsonValue
 
 from dpbam.app.runs import ConfigError, RunError, RunFolder, RunResult, execute
@@ -38,7 +37,7 @@ from dpbam.app.runs.files import locked, write_atomic, write_json
 from dpbam.app.runs.folder import MARK, PUBLISHABLE
 from dpbam.app.runs.identity import today
 from dpbam.app.runs.pool import Send, run_tasks
-from dpbam.app.runs.statement import write_statement
+from dpbam.app.runs.statement import released_files, write_statement
 from dpbam.app.search.search import Search
 from dpbam.app.search.selection import search_epsilon
 from dpbam.privacy.accounting import Charge, accountant_version, total_epsilon
@@ -46,44 +45,12 @@ from dpbam.privacy.ledger import Ledger
 from dpbam.privacy.rounding import up
 from dpbam.tasks.scores import metric_label, metric_text
 
-if TYPE_CHECKING:
-    from numpy.random import Generator
-
 BEST = "best"  # the folder that is published
-_README = """# Not to be published
+_NOT_FOR_RELEASE = f"""# Not for release
 
-The folders here are the trials of a search, for its operator only. What may be published of them
-is copied into the folder best when the search has ended.
+This is a trial of a search, for its operator only. What may be published of it, if it was chosen,
+is in the search's folder {BEST}/. The privacy statement here covers this training alone.
 """
-_NOT_FOR_RELEASE = """# Not for release
-
-This is a trial of a search. {why}
-Its privacy statement covers this training alone.
-"""
-_WHY = {
-    "accounted": f"The epsilon of the search holds if {BEST}/ alone is released.",
-    "nothing": "Every further trial that is published costs its own epsilon on top.",
-    "public": "It was made on data declared public or synthetic: releasing it would do no harm.",
-}
-_PUBLIC = "the search was made on data declared public or synthetic: it costs no privacy"
-_NOTHING = (
-    "NOT ACCOUNTED: the hyper-parameters were chosen by {trials} trainings on the same data, which "
-    "this epsilon does not cover; all of them together, were they published, cost epsilon {all}"
-)
-_ACCOUNTED = (
-    "accounted: this is the best of a random number of independent trials ({number}), of which the "
-    "others are not released; epsilon covers the whole search (Papernot and Steinke 2022){score}"
-)
-_PUBLIC_SCORE = ", given that the test records, by which the best was chosen, are public"
-_NOISED_SCORE = (
-    "; the score was the number of test records that a trial gets right, with Gaussian noise of "
-    "deviation {noise:g}, which epsilon covers, too"
-)
-_RDP_ALONE = (
-    "the epsilon of a search is by Renyi divergences, which have no distribution of the privacy "
-    "loss to take more from"
-)
-_ALL_EVALUATED = "Every trial of the search was evaluated on them, and this one chosen by that"
 
 
 class _OperatorsFile(Document):
@@ -132,7 +99,7 @@ def draw_study(search: Search) -> StudyFile:
 
     Proof: nothing here reads data; tests/app/search/test_search.py.
     """
-    generator = _generator(search, -2)
+    generator = np.random.default_rng(trial_seed(search, -2))  # None: the system's entropy
     trials = [
         {domain.name: domain.draw(generator) for domain in search.space.values()}
         for _ in range(number_of_trials(search))
@@ -142,7 +109,9 @@ def draw_study(search: Search) -> StudyFile:
 
 def number_of_trials(search: Search) -> int:
     """Return K: as asked, or in an accounted search drawn from the system's entropy."""
-    return int(_generator(search, -1).poisson(search.trials)) if search.accounted else search.trials
+    if not search.accounted:
+        return search.trials
+    return int(np.random.default_rng(trial_seed(search, -1)).poisson(search.trials))
 
 
 def trial_seed(search: Search, number: int) -> int | None:
@@ -150,14 +119,6 @@ def trial_seed(search: Search, number: int) -> int | None:
     if search.seed is None:
         return None
     return random.Random(f"{search.seed} {search.method} {number}").getrandbits(48)
-
-
-def _generator(search: Search, purpose: int) -> Generator:
-    """Return what draws: of the system's entropy, unless the search has a seed."""
-    import numpy as np
-
-    seed = trial_seed(search, purpose)
-    return np.random.default_rng(secrets.randbits(128) if seed is None else seed)
 
 
 class Study:
@@ -192,25 +153,29 @@ class Study:
         """Return a trial's run folder; its score is next to it, with the suffix .json."""
         return RunFolder(self.inner / "trials" / f"{number:04d}")
 
-    def score_files(self) -> list[Path]:
-        """Return where the score of each trial is, or will be."""
-        return [self.folder(k).path.with_suffix(".json") for k in range(len(self.file.trials))]
+    def score_file(self, number: int) -> Path:
+        """Return where a trial's score is, once it is finished."""
+        return self.folder(number).path.with_suffix(".json")
 
-    def scores(self) -> list[Score]:
-        """Return the finished trials, in order."""
-        return [Score.read(path) for path in self.score_files() if path.exists()]
+    def missing(self) -> list[int]:
+        """Return the numbers of the trials that are not finished."""
+        numbers = range(len(self.file.trials))
+        return [number for number in numbers if not self.score_file(number).exists()]
 
     def lacking(self) -> str | None:
         """Say in one sentence which trials are missing; None if all are finished."""
-        missing = sum(not path.exists() for path in self.score_files())
         sentence = (
-            f"{missing} of {len(self.file.trials)} trials are missing: run the other shares, copy "
-            "their folders non-private/trials into this one, and run the command again"
+            f"{len(self.missing())} of {len(self.file.trials)} trials are missing: run the other "
+            "shares, copy their folders non-private/trials into this one, and run the command again"
         )
-        return sentence if missing else None
+        return sentence if self.missing() else None
+
+    def scores(self) -> list[Score]:
+        """Return the trials, all finished, in order."""
+        return [Score.read(self.score_file(number)) for number in range(len(self.file.trials))]
 
     def do_trial(self, number: int, log: Send) -> None:
-        """Train a trial, or resume it, and write its score."""
+        """Train a trial, or resume it, mark it as not for release, and write its score."""
         search, varied = self.search, self.file.trials[number]
         # trials with one seed would share initial weights and noise: each derives another
         noise: random.Random = random.SystemRandom()
@@ -220,12 +185,13 @@ class Study:
             noise = random.Random(f"score {search.seed} {search.method} {number}")
         folder = self.folder(number)
         result = execute(config, folder.path, resume=folder.started)
+        write_atomic(folder.path / MARK, _NOT_FOR_RELEASE)
         trial = Score(
             number=number, settings=varied, score=score(search, result, noise),
             metric=result.metric, epsilon=result.epsilon, delta=result.delta,
             charges=tuple(Ledger(0.5, path=folder.ledger).charges()),  # also of steps a crash lost
         )  # fmt: skip
-        trial.write(self.score_files()[number])
+        trial.write(self.score_file(number))
         log(f"trial {number + 1} of {len(self.file.trials)}: {trial}")
 
 
@@ -256,7 +222,7 @@ def do_trials(
     """Do the missing trials, resume unfinished ones, and return the study.
 
     Args:
-        search: the search, calibrated.
+        search: the search; an accounted one is calibrated.
         out: its folder.
         shard: (i, n): every n-th trial, from the i-th on.
         workers: trials at a time, each in its own process.
@@ -265,15 +231,14 @@ def do_trials(
     Raises:
         StoppedError: after Ctrl-C, when the trials in progress have saved.
         RunError: if a trial fails; finished ones are kept.
+        ConfigError: if the search cannot be accounted as asked, on this data.
     """
-    study = Study(search, out)
+    study = Study(search.calibrated(), out)
     first, machines = shard
-    (study.inner / "trials").mkdir(exist_ok=True)
-    write_atomic(study.inner / "trials" / "README.md", _README)
     busy = f"another process works on this share of the search in {out}"
     with locked(study.inner / f".shard-{first}-of-{machines}.lock", busy=busy):
-        missing = [k for k, path in enumerate(study.score_files()) if not path.exists()]
-        tasks = [partial(study.do_trial, k) for k in missing if k % machines == first - 1]
+        share = [number for number in study.missing() if number % machines == first - 1]
+        tasks = [partial(study.do_trial, number) for number in share]
         run_tasks(tasks, workers, on_message=lambda _, line: log(line))
     return study
 
@@ -306,13 +271,25 @@ class SearchResult:
         """State in one sentence how the search was paid for."""
         search = self.study.search
         if search.pay == "public":
-            return _PUBLIC
+            return "the search was made on data declared public or synthetic: it costs no privacy"
         if not search.accounted:
-            trials = len(self.study.file.trials)
-            return _NOTHING.format(trials=trials, all=up(self.epsilon_of_all or 0.0))
-        noise = search.score_noise
-        score = _PUBLIC_SCORE if noise is None else _NOISED_SCORE.format(noise=noise)
-        return _ACCOUNTED.format(number=search.describe_number(), score=score)
+            return (
+                "NOT ACCOUNTED: the hyper-parameters were chosen by "
+                f"{len(self.study.file.trials)} trainings on the same data, which this epsilon "
+                "does not cover; all of them together, were they published, cost epsilon "
+                f"{up(self.epsilon_of_all or 0.0)}"
+            )
+        score = ", given that the test records, by which the best was chosen, are public"
+        if search.score_noise is not None:
+            score = (
+                "; the score was the number of test records that a trial gets right, with Gaussian "
+                f"noise of deviation {search.score_noise:g}, which epsilon covers, too"
+            )
+        return (
+            "accounted: this is the best of a random number of independent trials "
+            f"({search.describe_number()}), of which the others are not released; epsilon covers "
+            f"the whole search (Papernot and Steinke 2022){score}"
+        )
 
     def to_dict(self) -> dict[str, object]:
         """Return plain values for ``result.json``: of the best trial alone."""
@@ -349,12 +326,12 @@ def conclude(study: Study) -> SearchResult:
     search, trials = study.search, study.scores()
     best = max(trials, key=lambda trial: trial.score, default=None)
     charges = [charge for trial in trials for charge in trial.charges]
-    delta = trials[0].delta if trials else float(str(search.settings.get("delta", 0.0)))
+    delta = best.delta if best else float(str(search.settings["delta"]))  # calibrated to it
     if search.accounted:
         epsilon, together = whole_epsilon(search, charges, delta), None
     else:
-        epsilon = 0.0 if best is None else best.epsilon
-        together = total_epsilon(charges, delta, accountant="rdp")
+        assert best is not None  # it has as many trials as were asked for
+        epsilon, together = best.epsilon, total_epsilon(charges, delta, accountant="rdp")
     result = SearchResult(study, best, epsilon, together, delta)
     for trial in trials:
         _mark(result, study.folder(trial.number))
@@ -384,34 +361,37 @@ def _publish(result: SearchResult, best: Path) -> None:
     if source is None:
         return  # no trial was drawn
     best.mkdir()
-    released = [
-        p.name for p in (source.statistics, source.class_counts, source.centre) if p.exists()
-    ]
+    stored = Statement.read(source.statement_json)
+    released = released_files(source.read_facts().config)
     for name in (source.weights.name, source.model.name, *released):
         write_atomic(best / name, (source.path / name).read_bytes())
-    stored = Statement.read(source.statement_json)
-    note = f"{stored.evaluated_on.note}. {_ALL_EVALUATED}"
+    note = (
+        f"{stored.evaluated_on.note}. Every trial of the search was evaluated on them, and this "
+        "one chosen by that"
+    )
     changes: dict[str, object] = {
         "identity": stored.identity.model_copy(update={"date": today()}),  # of the search
         "tuned_on": result.statement(),
         "evaluated_on": stored.evaluated_on.model_copy(update={"note": note}),
-        "may_be_published": [*PUBLISHABLE, *released],
+        "may_be_published": [*PUBLISHABLE, *released] if stored.private else [],
         "may_be_published_if_the_test_records_are_not_sensitive": [],
         "must_not_be_published": ["../non-private/"],
     }
     if result.study.search.accounted:
+        no_curve = NotGiven(
+            not_given="the epsilon of a search is by Renyi divergences, which have no distribution "
+            "of the privacy loss to take more from"
+        )
         changes |= {"epsilon": result.epsilon, "accountant": accountant_version("rdp"),
-                    "trade_off": NotGiven(not_given=_RDP_ALONE)}  # fmt: skip
+                    "trade_off": no_curve}  # fmt: skip
     write_statement(RunFolder(best), stored.model_copy(update=changes))
 
 
 def _mark(result: SearchResult, folder: RunFolder) -> None:
-    """Mark a trial's folder; no trial of an accounted search may be published as it is."""
+    """State how the search was paid for in a trial's folder; if accounted, nothing is released."""
     stored = Statement.read(folder.statement_json)
     changes: dict[str, object] = {"tuned_on": result.statement()}
     if result.study.search.accounted:
         secret = dict.fromkeys([*stored.may_be_published, *stored.must_not_be_published])
         changes |= {"may_be_published": [], "must_not_be_published": list(secret)}
     write_statement(folder, stored.model_copy(update=changes))
-    why = _WHY[result.study.search.pay]
-    write_atomic(folder.path / MARK, _NOT_FOR_RELEASE.format(why=why))
