@@ -82,6 +82,8 @@ def test_whole_numbers_stay_whole() -> None:
 def test_choices_are_read_as_toml_else_as_text() -> None:
     assert Domain.parse("optimizer", "sgd, nadam").choices == ("sgd", "nadam")
     assert Domain.parse("clip_norm", "0.5,1").choices == (0.5, 1)
+    paths = ("hf:../a", "hf:../b")  # no ranges
+    assert Domain.parse("model", ",".join(paths)).choices == paths
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ PAYMENTS = ("public", "nothing", "accounted")
 # a budget file counts steps and knows no selections; the others are released by every trial
 _UNACCOUNTABLE = ("budget", "release_norms", "release_counts", "release_centre")
 _NOT_VARIED = ("data", "method", "unit", "model_options")  # nor what distinguishes no runs
-_RANGE = re.compile(r"(.*?)\.\.(.*?)(:log)?")  # low, high, whether it is logarithmic
+_RANGE = re.compile(r"([^:]*?)\.\.(.*?)(:log)?")  # low, high, whether it is logarithmic
 
 
 @dataclass(frozen=True, kw_only=True)
