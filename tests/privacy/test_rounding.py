@@ -63,7 +63,7 @@ def screens(epsilon: float) -> dict[str, str]:
         epsilon=epsilon, delta=0.5, score=900.0, metric="accuracy", evaluations=[evaluation],
         status="complete", out="run", spec=SimpleNamespace(config=settings),
     )  # fmt: skip
-    contender = SimpleNamespace(arm="bam", epsilon=epsilon, seconds=1.0)
+    contender = SimpleNamespace(arm="bam", epsilon=epsilon, seconds=1.0, score=0.5)
     compared: Any = SimpleNamespace(
         runs=[contender], metric="accuracy", mean=lambda name: estimate([1.0, 1.0])
     )

@@ -27,6 +27,7 @@ from dpbam.app.runs.config import ConfigError, RunConfig
 from dpbam.app.runs.settings import settings
 from dpbam.catalogue import is_private
 from dpbam.privacy.plan import default_delta, epoch_steps
+from dpbam.privacy.rounding import up
 
 if TYPE_CHECKING:
     from dpbam.app.runs.config import RunConfig
@@ -327,7 +328,7 @@ def expectation(config: RunConfig, n: int, classes: int, task: str) -> str:
     if not alike:
         return (
             f"unknown: the study of defaults has no data like {n} units in {classes} classes at "
-            f"epsilon {config.epsilon:g}"
+            f"epsilon {up(config.epsilon)}"
         )
     sources = ", ".join(sorted({level.source for level in alike}))
     units = _range([float(level.n) for level in alike])
