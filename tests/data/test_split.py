@@ -117,5 +117,5 @@ def test_bad_fractions(fraction):
 
 
 def test_an_unknown_unit_is_named():
-    with pytest.raises(DataError, match=r"no column 'person': its columns are patient"):
+    with pytest.raises(DataError, match=r"no column .person.: did you mean the column .patient."):
         held_out(patients([(1, 0), (1, 0)]), unit="person")
