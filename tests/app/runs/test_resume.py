@@ -328,3 +328,28 @@ def test_without_checkpoints_the_run_starts_over_and_pays_for_what_was_lost(begu
     result = resume(out)
     assert (result.steps, result.charged) == (8, 12)
     assert result.epsilon == result.plan.epsilon(12)
+
+
+def test_a_longer_run_withdraws_its_statement_before_the_first_new_step(tiny, tmp_path):
+    """Else a crash would leave an epsilon next to releases that it does not cover."""
+    out = tmp_path / "run"
+    execute(tiny, out)
+    folder, seen = RunFolder(out), []
+    assert folder.statement_json.exists()
+
+    class Watch(Reporter):
+        def on_step(self, *args, **more):
+            seen.append(folder.statement_json.exists())
+
+    execute(tiny.replace(epochs=2 * tiny.epochs), out, resume=True, reporter=Watch())
+    assert seen
+    assert not any(seen)
+    assert folder.statement_json.exists()
+
+
+def test_a_run_without_a_step_left_keeps_its_statement(tiny, tmp_path):
+    """The control of the test above."""
+    execute(tiny, tmp_path)
+    before = RunFolder(tmp_path).statement_json.read_bytes()
+    execute(tiny, tmp_path, resume=True)
+    assert RunFolder(tmp_path).statement_json.read_bytes() == before

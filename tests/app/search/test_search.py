@@ -19,6 +19,7 @@ from dpbam.app.cli import main
 from dpbam.app.cli.search import show
 from dpbam.app.report import ReportError, write_report
 from dpbam.app.runs import ConfigError, RunError, execute, load_run_model
+from dpbam.app.runs.documents import Statement
 from dpbam.app.runs.folder import MARK, PUBLISHABLE, RunFolder
 from dpbam.app.runs.pool import StoppedError
 from dpbam.app.runs.predict import predict_files
@@ -179,7 +180,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def execute(config: Any, out: Path, *, resume: bool) -> Any:
         done.append((config, out))
-        out.mkdir(parents=True)
+        assert (out / MARK).exists()  # before the first step
         accuracy = 1 / (1 + abs(np.log(config.lr / 0.01))) - (config.lam or 0)
         return SimpleNamespace(
             evaluations=[SimpleNamespace(score=accuracy, records=100)], metric="accuracy",
@@ -410,18 +411,21 @@ def test_a_search_without_privacy_lets_nothing_be_published(tmp_path: Path) -> N
     assert json.loads(best.statement_json.read_text())["may_be_published"] == []
 
 
-def test_a_trial_is_marked_before_it_has_a_score(
-    stub: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So none can be exported while other trials are missing."""
+def test_nothing_of_a_trial_may_be_published_whatever_is_run_on_it(tmp_path: Path) -> None:
+    """Its epsilon does not cover the search: neither before the search ends nor if it is resumed.
 
-    def stop(*_: Any) -> float:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(studies, "score", stop)
-    with pytest.raises(StoppedError):
-        do_trials(a_search(), tmp_path)
-    assert [(out / MARK).exists() for _, out in stub] == [True]
+    The control, which has no mark, is the same run in a folder of its own.
+    """
+    search = a_search(settings=SETTINGS, trials=1)
+    study = do_trials(search, tmp_path / "search")  # not concluded
+    trial = study.folder(0)
+    assert Statement.read(trial.statement_json).may_be_published == []
+    config = trial.read_facts().config
+    execute(config, trial.path, resume=True)
+    assert Statement.read(trial.statement_json).may_be_published == []
+    execute(config, tmp_path / "alone")
+    alone = Statement.read(RunFolder(tmp_path / "alone").statement_json)
+    assert alone.may_be_published[: len(PUBLISHABLE)] == list(PUBLISHABLE)
 
 
 COMMAND = [

@@ -132,6 +132,7 @@ def _settings(e: Evidence) -> Iterator[Finding]:
     expected = dict(settled(e.config, plan, facts.public_weights))
     if (e.folder.path / MARK).exists():
         expected = {k: v for k, v in expected.items() if k not in _OF_A_SEARCH}
+        expected["may_be_published"] = []
     odd = sorted(k for k, v in expected.items() if getattr(words, k) != v)
     if not str(words.accountant).endswith(f", {e.config.accountant.upper()}"):
         odd.append("accountant")

@@ -326,6 +326,8 @@ class _Session:
             if stop() or self._is_due(trainer.oracle.step):
                 self._save(trainer)
 
+        if trainer.oracle.step < self.prepared.plan.steps:
+            self.folder.withdraw_statement()  # no new releases next to an old one
         try:
             ending = trainer.run(after_step=after_step, stop=stop)
         except (RankLostError, EndedElsewhereError):

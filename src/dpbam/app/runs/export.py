@@ -76,8 +76,11 @@ def export(
     except BaseException:
         shutil.rmtree(folder)  # nothing that was not checked
         raise
-    for path in source.path.glob("privacy-statement.*"):
-        shutil.copyfile(path, folder / path.name)
+    # by name: a copy that an editor left, or a link, is not the statement
+    statement = (source.statement_json, source.statement, source.statement_html, source.signature)
+    for path in statement:
+        if path.is_file() and not path.is_symlink():
+            shutil.copyfile(path, folder / path.name)
     if source.card.exists():
         native = (folder / "config.json").exists()  # transformers' own
         library = "onnx" if to == "onnx" else "transformers" if native else "dpbam"

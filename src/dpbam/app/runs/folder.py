@@ -181,8 +181,8 @@ class RunFolder:
             raise RunError(f"{self.path} is not empty: choose another --out")
 
     def _is_leftover(self, path: Path) -> bool:
-        """Whether a run that was killed before it began may have left the path."""
-        if path.name in (_LOCK, self.non_private.name):
+        """Whether a search, or a run that was killed before it began, may have left the path."""
+        if path.name in (_LOCK, MARK, self.non_private.name):
             return True
         name = self.ledger.name
         return path.name in (name, f".{name}.tmp") and path.stat().st_size == 0

@@ -23,7 +23,7 @@ from dpbam.app.runs.documents import (
 )
 from dpbam.app.runs.facts import test_facts
 from dpbam.app.runs.files import write_atomic
-from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
+from dpbam.app.runs.folder import MARK, PUBLISHABLE, RunFolder
 from dpbam.app.runs.rows import read_rows
 from dpbam.app.runs.statement_text import to_html, to_markdown, unit_noun
 from dpbam.catalogue import CLIPPINGS, FILTERS, METHODS, MODELS, Kind
@@ -191,7 +191,13 @@ def evaluated_on(config: RunConfig, unit: str, test: TestFacts, times: int) -> E
 
 
 def write_statement(folder: RunFolder, statement: Statement) -> None:
-    """Write the statement for machines and for people, and the model card with it in short."""
+    """Write the statement for machines and for people, and the model card with it in short.
+
+    In a folder that is marked as not for release nothing may be published, whoever writes it: the
+    epsilon of a search's trial does not cover the choice between trials.
+    """
+    if (folder.path / MARK).exists():
+        statement = withheld(statement)
     text = to_markdown(statement)
     statement.write(folder.statement_json)
     write_atomic(folder.statement, text)
@@ -200,6 +206,19 @@ def write_statement(folder: RunFolder, statement: Statement) -> None:
         evaluations = read_rows(folder.metrics, EvaluationReport)
         last = evaluations[-1] if evaluations else None
         write_atomic(folder.card, model_card(statement, ModelFacts.read(folder.model), last))
+
+
+def withheld(statement: Statement) -> Statement:
+    """Return the same statement with nothing that may be published."""
+    perhaps = statement.may_be_published_if_the_test_records_are_not_sensitive
+    secret = [*statement.may_be_published, *perhaps, *statement.must_not_be_published]
+    return statement.model_copy(
+        update={
+            "may_be_published": [],
+            "may_be_published_if_the_test_records_are_not_sensitive": [],
+            "must_not_be_published": list(dict.fromkeys(secret)),
+        }
+    )
 
 
 def attacks(charges: Sequence[accounting.Charge], accountant: str) -> Attacks | NotGiven:

@@ -175,7 +175,7 @@ class Study:
         return [Score.read(self.score_file(number)) for number in range(len(self.file.trials))]
 
     def do_trial(self, number: int, log: Send) -> None:
-        """Train a trial, or resume it, mark it as not for release, and write its score."""
+        """Mark a trial as not for release, train it, or resume it, and write its score."""
         search, varied = self.search, self.file.trials[number]
         # trials with one seed would share initial weights and noise: each derives another
         noise: random.Random = random.SystemRandom()
@@ -184,8 +184,10 @@ class Study:
             config = config.replace(seed=seed)
             noise = random.Random(f"score {search.seed} {search.method} {number}")
         folder = self.folder(number)
-        result = execute(config, folder.path, resume=folder.started)
+        # before its first step: its epsilon never covers the search, whenever that ends
+        folder.path.mkdir(parents=True, exist_ok=True)
         write_atomic(folder.path / MARK, _NOT_FOR_RELEASE)
+        result = execute(config, folder.path, resume=folder.started)
         trial = Score(
             number=number, settings=varied, score=score(search, result, noise),
             metric=result.metric, epsilon=result.epsilon, delta=result.delta,
@@ -388,10 +390,6 @@ def _publish(result: SearchResult, best: Path) -> None:
 
 
 def _mark(result: SearchResult, folder: RunFolder) -> None:
-    """State how the search was paid for in a trial's folder; if accounted, nothing is released."""
+    """State how the search was paid for in a trial's folder."""
     stored = Statement.read(folder.statement_json)
-    changes: dict[str, object] = {"tuned_on": result.statement()}
-    if result.study.search.accounted:
-        secret = dict.fromkeys([*stored.may_be_published, *stored.must_not_be_published])
-        changes |= {"may_be_published": [], "must_not_be_published": list(secret)}
-    write_statement(folder, stored.model_copy(update=changes))
+    write_statement(folder, stored.model_copy(update={"tuned_on": result.statement()}))
