@@ -237,6 +237,20 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], str]] = {
         "the budget counts this run as its ledger does",
     ),
     "the card": (edit_card, "the model card promises what the statement does"),
+    **{
+        f"the card, {how}": (
+            lambda run, promise=promise: edit_card(run, promise),
+            "the model card promises what the statement does",
+        )
+        for how, promise in {
+            "over two lines": "epsilon\n= 0.1",
+            "by an entity": "&#949; = 0.1",
+            "in wide letters": "\uff25psilon = 0.1",
+            "as a pair": "(0.1, 1e-9)-differentially private",
+            "as a privacy loss": "The privacy loss is at most 0.1",
+            "hidden by a comment": "<!--",
+        }.items()
+    },
     "the card in words": (
         lambda run: edit_card(run, "It has an epsilon of only 0.1."),
         "the model card promises what the statement does",

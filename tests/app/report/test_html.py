@@ -10,7 +10,7 @@ import pytest
 
 from dpbam.app.cli import main
 from dpbam.app.report import ReportError, draw, write_report
-from dpbam.app.report.html import render
+from dpbam.app.report.html import _environment, render
 from dpbam.app.report.records import Run, read_run
 from dpbam.catalogue import FIGURES
 from tests.app.report.synthetic import CLASSES, SECRET, Page, write_run
@@ -230,3 +230,10 @@ def test_the_help_names_every_figure(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["plot", "--help"]) == 0
     text = "".join(capsys.readouterr().out.replace("│", " ").split())
     assert all(name in text for name in FIGURES)
+
+
+@pytest.mark.parametrize("control", ["\x1b[2J", "\u202e", "\x9b2J"])
+def test_the_page_has_no_control_characters(control: str, tmp_path: Path) -> None:
+    """A browser or a terminal that shows the source would obey them; ticks and dashes stay."""
+    page = _environment().from_string("{{ name }}").render(name=f"a{control}b \u2014 \u2713\n")
+    assert page == f"a\ufffd{control[1:]}b \u2014 \u2713\n"

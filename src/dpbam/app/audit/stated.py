@@ -7,7 +7,9 @@ not checked: the day on which it was written.
 
 from __future__ import annotations
 
+import html
 import re
+import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -33,7 +35,12 @@ from dpbam.privacy.ledger import BEFORE
 
 _OF_A_SEARCH = {"tuned_on", "may_be_published", "must_not_be_published"}  # in a trial's statement
 _PRIVACY = "\n## Privacy\n"  # the card's last part; before it an operator may add figures
-_FIGURE = re.compile(r"(epsilon|\beps\b|\u03b5).*\d", re.IGNORECASE)  # in one line
+# a promise with a figure, or the beginning of a comment, which could hide the part on privacy
+_FIGURE = re.compile(
+    r"(epsilon|\beps\b|\u03b5|privacy loss|privacy budget)\D{0,60}\d"
+    r"|\d\s*\)\s*-?\s*(differential|dp\b)|<!--",
+    re.IGNORECASE,
+)
 _MODEL = ModelFacts(  # any: that part does not depend on it
     format=FORMAT, dpbam="", model="", model_options={}, image_shape=[1, 1, 1], task="single-label",
     class_names=[], input="", method="",
@@ -196,7 +203,9 @@ def texts(folder: RunFolder, statement: Statement) -> Iterator[Finding]:
                   _read(page) == to_html(text), page.name)  # fmt: skip
     before, _, privacy = _read(folder.card).partition(_PRIVACY)
     expected = model_card(statement, _MODEL, None).partition(_PRIVACY)[2]
-    same = privacy == expected and not _FIGURE.search(before)
+    # as a reader sees it: letters of any width, entities, and lines that Markdown joins
+    shown = " ".join(unicodedata.normalize("NFKC", html.unescape(before)).split())
+    same = privacy == expected and not _FIGURE.search(shown)
     yield Finding("the model card promises what the statement does", same, folder.card.name)
 
 

@@ -13,6 +13,7 @@ import functools
 import hashlib
 import json
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -193,8 +194,20 @@ def _script() -> str:
 
 def _environment() -> Environment:
     loader = PackageLoader("dpbam.app.report")
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined,
-                       trim_blocks=True, lstrip_blocks=True)  # fmt: skip
+    return Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, finalize=_without_controls,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+
+
+def _without_controls(value: object) -> object:
+    """Return text of the data's without escape bytes and overrides of direction."""
+    if type(value) is not str:  # a Markup is ours
+        return value
+    return "".join(
+        "\ufffd" if c not in "\n\t" and unicodedata.category(c) in ("Cc", "Cf", "Cs") else c
+        for c in value
+    )
 
 
 def write_report(
