@@ -27,6 +27,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_ERRORS = 20  # lines of pytest about failures that are kept
 _PATIENCE = 120.0  # seconds for processes to end that outlive make
 
 
@@ -71,6 +72,7 @@ def run_command(command: list[str], **variables: str) -> dict[str, Any]:
         "green": done.returncode == 0,
         "said": said[-1].strip("= ") if said else (done.stdout + done.stderr)[-200:],
         "failed": re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, flags=re.M),
+        "errors": re.findall(r"^E  +(.+)", done.stdout, flags=re.M)[:_ERRORS],
         "elapsed_seconds": round(elapsed, 1),
         "processor_seconds": round(spent() - before, 1),
     }
