@@ -244,6 +244,7 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], str]] = {
         )
         for how, promise in {
             "over two lines": "epsilon\n= 0.1",
+            "far from its figure": f"An epsilon {'that is very small, ' * 9}0.1",
             "by an entity": "&#949; = 0.1",
             "in wide letters": "\uff25psilon = 0.1",
             "as a pair": "(0.1, 1e-9)-differentially private",

@@ -35,9 +35,10 @@ from dpbam.privacy.ledger import BEFORE
 
 _OF_A_SEARCH = {"tuned_on", "may_be_published", "must_not_be_published"}  # in a trial's statement
 _PRIVACY = "\n## Privacy\n"  # the card's last part; before it an operator may add figures
-# a promise with a figure, or the beginning of a comment, which could hide the part on privacy
+# a promise with a figure in one line or near by in the next ones, or the beginning of a comment,
+# which could hide the part on privacy
 _FIGURE = re.compile(
-    r"(epsilon|\beps\b|\u03b5|privacy loss|privacy budget)\D{0,60}\d"
+    r"(epsilon|\beps\b|\u03b5|privacy loss|privacy budget)(.*\d|\D{0,60}\d)"
     r"|\d\s*\)\s*-?\s*(differential|dp\b)|<!--",
     re.IGNORECASE,
 )
@@ -203,8 +204,8 @@ def texts(folder: RunFolder, statement: Statement) -> Iterator[Finding]:
                   _read(page) == to_html(text), page.name)  # fmt: skip
     before, _, privacy = _read(folder.card).partition(_PRIVACY)
     expected = model_card(statement, _MODEL, None).partition(_PRIVACY)[2]
-    # as a reader sees it: letters of any width, entities, and lines that Markdown joins
-    shown = " ".join(unicodedata.normalize("NFKC", html.unescape(before)).split())
+    # as a reader sees it: letters of any width, and entities
+    shown = unicodedata.normalize("NFKC", html.unescape(before))
     same = privacy == expected and not _FIGURE.search(shown)
     yield Finding("the model card promises what the statement does", same, folder.card.name)
 
