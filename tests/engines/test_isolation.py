@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from argparse import Namespace
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -139,6 +139,31 @@ def count_in(holder: Any) -> None:
     holder.calls += 1
 
 
+class Registry(OrderedDict[str, int]):
+    """As the registries of transformers: its items are computed, or cannot be."""
+
+    def items(self) -> Any:
+        raise ValueError("this imports a module that is not there")
+
+    keys = values = __iter__ = items
+
+
+class Wrapping(Mapping[str, int]):
+    """A mapping that stores its items in an attribute, and may not be asked for them."""
+
+    def __init__(self) -> None:
+        self.stored = {"calls": 0}
+
+    def __getitem__(self, key: str) -> int:
+        raise ValueError("this imports a module that is not there")
+
+    def __iter__(self) -> Any:
+        raise ValueError("this imports a module that is not there")
+
+    def __len__(self) -> int:
+        return 1
+
+
 COUNTS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
     "a list in a dict": (lambda: {"a": [0]}, lambda kept: kept["a"].append(0)),
     "a counter": (Counter, lambda kept: kept.update(["calls"])),
@@ -148,6 +173,8 @@ COUNTS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
         lambda: OrderedDict(a=0, b=0, c=0),
         lambda kept: kept.move_to_end(next(iter(kept))),
     ),
+    "items that a class computes": (Registry, lambda kept: kept.__setitem__("calls", 1)),
+    "items in an attribute": (Wrapping, lambda kept: kept.stored.update(calls=1)),
     "an object": (Holder, count_in),
     "an object in a tuple": (lambda: (Holder(),), lambda kept: count_in(kept[0])),
     "an array": (lambda: np.zeros(1), lambda kept: kept.__iadd__(1)),

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from itertools import chain, zip_longest
@@ -47,6 +47,7 @@ from dpbam.params import modules_of
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
 _SKIPPED = frozenset(_VALUES)  # by type: they cannot change in place
 _SEQUENCES = (list, tuple, set, frozenset, deque)
+_MAPPINGS = (OrderedDict, dict)  # the order is the class's own
 _BUILT_IN = {dict, *_SEQUENCES}  # without attributes of their own
 _LIBRARIES = sys.stdlib_module_names | {"torch", "numpy"}
 _NAMESPACES = (SimpleNamespace, Namespace)  # of the standard library, and made to hold anything
@@ -345,18 +346,33 @@ def _parts(value: Any, code: bool) -> _Parts | None:
     An object of a class derived from a container has both items and attributes. Objects of
     Python's, NumPy's and torch's own classes are not looked into.
     """
-    items: _Parts
-    if isinstance(value, Mapping):
-        items = list(value.items())
-    elif isinstance(value, _SEQUENCES):
-        items = list(enumerate(value))
-    elif isinstance(value, _CODE):
+    items = _items_of(value)
+    if items is not None:
+        return items if type(value) in _BUILT_IN else items + (_attributes_of(value) or [])
+    if isinstance(value, _CODE):
         return _parts_of_code(value) if code else None
-    elif _is_foreign(type(value)) and not isinstance(value, (*_NAMESPACES, nn.Module)):
+    if _is_foreign(type(value)) and not isinstance(value, (*_NAMESPACES, nn.Module)):
         return None
-    else:
-        return _attributes_of(value)
-    return items if type(value) in _BUILT_IN else items + (_attributes_of(value) or [])
+    return _attributes_of(value)
+
+
+def _items_of(value: Any) -> _Parts | None:
+    """Return what a container stores, or None if it is none.
+
+    A class derived from a container may compute other items when it is asked, as the registries of
+    transformers do, which import hundreds of modules. What it stores is in its base and in its
+    attributes, and is read without its code.
+    """
+    base: Any
+    for base in _MAPPINGS:
+        if isinstance(value, base):
+            return list(base.items(value))
+    for base in _SEQUENCES:
+        if isinstance(value, base):
+            return list(enumerate(base.__iter__(value)))
+    if isinstance(value, Mapping) and _is_foreign(type(value)):
+        return list(value.items())
+    return None
 
 
 def _attributes_of(value: Any) -> _Parts | None:
