@@ -109,8 +109,12 @@ class Clipping(ABC):
 
     def factors(self, norms: Tensor) -> Tensor:
         """Map norms [G, U] to factors [G, U], 0 where a unit is not finite."""
-        finite = (norms.abs() < torch.inf).all(dim=0, keepdim=True)  # False for NaN
-        return self.scales(torch.where(finite, norms, 0.0)) * finite
+        ordinary = torch.nan_to_num(norms, 0.0, 0.0, 0.0)
+        finite = ordinary == norms  # [G, U]
+        if len(norms) > 1:
+            finite = finite.all(dim=0, keepdim=True)  # a unit is finite in all groups, or dropped
+            ordinary = ordinary * finite
+        return self.scales(ordinary) * finite
 
     def extra(self, norms: Tensor, factors: Tensor) -> Tensor:
         """Return what each unit adds to the extra coordinates, [K, U], within the sensitivity.
@@ -285,7 +289,7 @@ def measure(
         )
     dtype = widest_dtype(norms)
     lengths = norms.to(dtype).clamp(min=VANISHING_NORM)  # of a norm of 0 a factor may be too large
-    joint = torch.where(factors == 0, 0.0, factors.to(dtype) * lengths)  # [G, U]
+    joint = (lengths * factors).masked_fill_(factors == 0, 0.0)  # [G, U], in ``dtype``
     if extra is not None:
         if extra.shape != (clipping.coordinates, norms.shape[1]):
             raise PlanViolationError(
@@ -295,9 +299,9 @@ def measure(
         joint = torch.cat([joint, extra.to(dtype)])  # [G + K, U]
     if not norms.shape[1]:
         return torch.zeros(2, dtype=dtype, device=norms.device)
-    return torch.stack(
-        [torch.linalg.vector_norm(joint, dim=0).max(), -factors.min().to(dtype)]
-    )  # NaN stays NaN
+    if len(joint) > 1:  # one row that is below zero is seen by the least factor
+        joint = torch.linalg.vector_norm(joint, dim=0)
+    return torch.stack([joint.max(), -factors.min().to(dtype)])  # NaN stays NaN
 
 
 def check_factors(
@@ -324,22 +328,20 @@ def check_factors(
         ...
         dpbam.errors.PlanViolationError: FlatClipping lets a unit through with norm 4, ...
     """
-    if not measured:
-        return
-    largest, below_zero = np.max(measured, axis=0)  # NaN if one is NaN, unlike Python's max
     name = type(clipping).__name__
-    if not math.isfinite(largest) or not below_zero <= 0:
-        raise PlanViolationError(
-            f"{name} returned a factor that is negative, not finite, or not 0 for a norm that is "
-            "not finite: a factor is a finite number from 0 on, and a unit with NaN or infinity "
-            "in it contributes nothing"
-        )
-    if largest > sensitivity * (1 + FACTOR_ROUNDING):
-        raise PlanViolationError(
-            f"{name} lets a unit through with norm {largest:.6g}, above its sensitivity "
-            f"{sensitivity:g}, to which the noise is calibrated: factor times norm, over all "
-            "groups and extra coordinates together, must be at most the sensitivity"
-        )
+    for largest, below_zero in measured:
+        if not math.isfinite(largest) or not below_zero <= 0:
+            raise PlanViolationError(
+                f"{name} returned a factor that is negative, not finite, or not 0 for a norm that "
+                "is not finite: a factor is a finite number from 0 on, and a unit with NaN or "
+                "infinity in it contributes nothing"
+            )
+        if largest > sensitivity * (1 + FACTOR_ROUNDING):
+            raise PlanViolationError(
+                f"{name} lets a unit through with norm {largest:.6g}, above its sensitivity "
+                f"{sensitivity:g}, to which the noise is calibrated: factor times norm, over all "
+                "groups and extra coordinates together, must be at most the sensitivity"
+            )
 
 
 def _is_own_code(clipping: Clipping) -> bool:
@@ -483,7 +485,7 @@ def bound_factors(norms: Tensor, bound: float) -> Tensor:
     """
     if math.isinf(bound):
         return torch.ones_like(norms)
-    return 1.0 / (norms / bound).clamp(min=1.0)
+    return (norms / bound).clamp_(min=1.0).reciprocal_()
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,6 @@ class FusedDirections:
     ) -> None:
         self.collected, self._groups, self._units = collected, groups, units
         self._parameters = parameters
-        one = next(iter(parameters.values()))
-        self._zeros = one.detach().new_zeros(units, dtype=accumulation_dtype(one.dtype))
         self.large: list[Materialised] = []
         self.joined: list[Joined] = []
         self.gradients = collected.gradients if norms is not None else self._join_small()
@@ -53,6 +51,11 @@ class FusedDirections:
         self._ordinary = False  # whether no unit can make a sum infinite, as far as is known
         self.plain: FusedDirections | None = None
         self.row_losses: Tensor | None = None  # [U R], of the pass at theta
+
+    def _zeros(self) -> Tensor:
+        """Return [U] zeros."""
+        one = next(iter(self._parameters.values()))
+        return one.detach().new_zeros(self._units, dtype=accumulation_dtype(one.dtype))
 
     def _join_small(self) -> list[Gradient]:
         """Return the gradients with small materialised ones joined, by clipping group."""
@@ -76,6 +79,9 @@ class FusedDirections:
     @measured
     def each_norm(self) -> list[Norm]:
         """Return the norm of each gradient, small ones joined at the end, computed once."""
+        return self._each_norm()
+
+    def _each_norm(self) -> list[Norm]:
         if self._norms is None:
             self._norms, self._ordinary = settle(self.gradients)
         return self._norms
@@ -99,17 +105,19 @@ class FusedDirections:
 
     @measured
     def norms(self) -> Tensor:
-        squares = [[self._zeros] for _ in range(max(self._groups.values()) + 1)]
-        for gradient, norm in zip(self.gradients, self.each_norm(), strict=True):
+        squares: list[list[Tensor]] = [[] for _ in range(max(self._groups.values()) + 1)]
+        for gradient, norm in zip(self.gradients, self._each_norm(), strict=True):
             squares[self._groups[gradient.name]].append(norm.square)
-        sums = [torch.stack(s).sum(0) for s in squares]
-        by_group = torch.stack(sums) if len(sums) > 1 else sums[0].unsqueeze(0)
+        if len(squares) == 1 and squares[0]:
+            by_group = torch.stack(squares[0]).sum(0, keepdim=True)
+        else:  # a group may have no gradient
+            by_group = torch.stack([torch.stack(s or [self._zeros()]).sum(0) for s in squares])
         return by_group.clamp_min_(0).sqrt_()
 
     @measured
     def parameter_norms(self) -> dict[str, Tensor]:
-        squares = dict.fromkeys(self._parameters, self._zeros)
-        for gradient, norm in zip(self.gradients, self.each_norm(), strict=True):
+        squares = dict.fromkeys(self._parameters, self._zeros())
+        for gradient, norm in zip(self.gradients, self._each_norm(), strict=True):
             for name, square in gradient.square_by_parameter(norm).items():
                 squares[name] = squares[name] + square
         return {name: square.clamp_min(0).sqrt() for name, square in squares.items()}
@@ -133,7 +141,7 @@ class FusedDirections:
 
     @measured
     def inner(self, vector: Mapping[str, Tensor]) -> Tensor:
-        total = self._zeros
+        total = self._zeros()
         for gradient in self.collected.gradients:
             total = total + gradient.inner(vector)
         return total

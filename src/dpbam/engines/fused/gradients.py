@@ -453,16 +453,16 @@ class Measured:
     Attributes:
         gradients: what was measured.
         norms: of each gradient, not repaired.
-        doubted: the indices of gradients whose units' parts may cancel.
-        flags: bool, whether the squares of all others are finite (if there are others), then
-            whether each doubted gradient is sound.
+        flags: bool, each whether a part of what is behind the norms is sound.
+        owners: of each flag, the index of the gradient to be repaired where it is False; None of
+            gradients that nothing can repair, whose squares are to be finite.
         differentiable: whether the norms are to be differentiated.
     """
 
     gradients: Sequence[Gradient]
     norms: list[Norm]
-    doubted: list[int]
     flags: Tensor
+    owners: Sequence[int | None]
     differentiable: bool
 
     def settle(self, sound: Sequence[bool]) -> tuple[list[Norm], bool]:
@@ -472,10 +472,13 @@ class Measured:
         so large that squares under- or overflow; then no unit has to be left out of a sum to keep
         the sum finite.
         """
-        norms, answers = list(self.norms), sound[len(sound) - len(self.doubted) :]
-        for i in (i for i, answer in zip(self.doubted, answers, strict=True) if not answer):
+        if all(sound):
+            return self.norms, True
+        norms = list(self.norms)
+        doubted = {owner for owner, ok in zip(self.owners, sound, strict=True) if not ok}
+        for i in (owner for owner in doubted if owner is not None):
             norms[i] = self.gradients[i].repair(norms[i], differentiable=self.differentiable)
-        return norms, all(sound)
+        return norms, False
 
 
 def measure(gradients: Sequence[Gradient], *, differentiable: bool = False) -> Measured:
@@ -487,20 +490,24 @@ def measure(gradients: Sequence[Gradient], *, differentiable: bool = False) -> M
     which is the same for all units that are not in doubt.
     """
     norms = _norms(gradients, differentiable=differentiable)
-    doubts: dict[int, Doubt] = {}
+    ranges: dict[torch.dtype, list[_Range]] = {}
+    cancelling: dict[torch.dtype, dict[int, Doubt]] = {}
     for i, (gradient, norm) in enumerate(zip(gradients, norms, strict=True)):
-        doubt = gradient.doubt(norm, differentiable=differentiable)
-        if doubt is not None:
-            doubts[i] = doubt
-    exact = [norm.square.detach() for i, norm in enumerate(norms) if i not in doubts]
-    flags = [(_stack(exact) < torch.inf).all().view(1)] if exact else []  # NaN is not
-    kinds: dict[tuple[torch.dtype, bool], list[int]] = {}
-    for i, doubt in doubts.items():
-        kinds.setdefault((doubt.square.dtype, doubt.cancels), []).append(i)
-    for (_, cancels), kind in kinds.items():
-        flags.append((_sound if cancels else _in_range)([doubts[i] for i in kind]))
-    order = [i for kind in kinds.values() for i in kind]
-    return Measured(gradients, norms, order, torch.cat(flags), differentiable)
+        doubt, square = gradient.doubt(norm, differentiable=differentiable), norm.square
+        if doubt is None:
+            ranges.setdefault(square.dtype, []).append(_Range(None, square.detach(), _FINITE))
+        elif doubt.cancels:
+            cancelling.setdefault(square.dtype, {})[i] = doubt
+        else:
+            left, right = doubt.lengths[0]
+            limits = (left, _LENGTH), (right, _LENGTH), (square, _SQUARE)
+            ranges.setdefault(square.dtype, []).extend(_Range(i, t, kind) for t, kind in limits)
+    flags = [_in_range(rows) for rows in ranges.values()]
+    flags += [_sound(list(doubts.values())) for doubts in cancelling.values()]
+    owners = [row.owner for rows in ranges.values() for row in rows]
+    owners += [i for doubts in cancelling.values() for i in doubts]
+    joint = flags[0] if len(flags) == 1 else torch.cat(flags)
+    return Measured(gradients, norms, joint, owners, differentiable)
 
 
 def read_flags(*measured: Measured) -> list[list[bool]]:
@@ -533,13 +540,6 @@ def _norms(gradients: Sequence[Gradient], *, differentiable: bool) -> list[Norm]
     return [joint.get(i) or g.norm(differentiable=True) for i, g in enumerate(gradients)]
 
 
-def _stack(values: Sequence[Tensor]) -> Tensor:
-    if len(values) == 1:
-        return values[0]
-    dtype = reduce(torch.promote_types, {t.dtype for t in values})
-    return torch.stack([t.to(dtype) for t in values])
-
-
 def _sound(doubts: Sequence[Doubt]) -> Tensor:
     """Return whether all lengths of a gradient are ordinary and no unit's parts cancel: [L]."""
     square = torch.stack([doubt.square for doubt in doubts])  # [L, U]
@@ -562,22 +562,42 @@ def _sound(doubts: Sequence[Doubt]) -> Tensor:
     return sound
 
 
-def _in_range(doubts: Sequence[Doubt]) -> Tensor:
-    """Return whether the norm of every outer product is right: no square under- or overflows."""
-    rows = torch.stack([t for doubt in doubts for t in (*doubt.lengths[0], doubt.square)])
-    low, high = torch.aminmax(rows, dim=1)  # [3 L]; NaN if one is
-    least, most = _limits(len(doubts), rows.dtype, rows.device)
-    within: Tensor = ((low > least) & (high < most)).view(-1, 3).all(1)
+_FINITE, _LENGTH, _SQUARE = "finite", "length", "square"
+
+
+class _Range(NamedTuple):
+    """Numbers of the units, [U], that are to be in a range."""
+
+    owner: int | None  # the gradient to be repaired where one is not
+    values: Tensor
+    kind: str
+
+
+def _in_range(rows: Sequence[_Range]) -> Tensor:
+    """Return whether all units are within the range of each row; NaN is not: [rows].
+
+    A square is to be finite; and that of an outer product right, so that neither it nor the squares
+    of its factors under- or overflow.
+    """
+    low, high = torch.aminmax(torch.stack([row.values for row in rows]), dim=1)  # NaN if one is
+    least, most = _limits(tuple(row.kind for row in rows), low.dtype, low.device)
+    within: Tensor = (low > least).logical_and_(high < most)
     return within
 
 
 @lru_cache(maxsize=64)
-def _limits(count: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return what |a|, |b| and (|a| |b|)^2 must exceed, and stay below: [3 L] each."""
-    least, most = (SHORTEST, SHORTEST, torch.finfo(dtype).tiny), (LONGEST, LONGEST, torch.inf)
+def _limits(
+    kinds: tuple[str, ...], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return what the numbers of each kind must exceed, and stay below: [rows] each."""
+    ranges = {
+        _FINITE: (-torch.inf, torch.inf), _LENGTH: (SHORTEST, LONGEST),
+        _SQUARE: (torch.finfo(dtype).tiny, torch.inf),
+    }  # fmt: skip
+    least, most = zip(*(ranges[kind] for kind in kinds), strict=True)
     return (
-        torch.tensor(least * count, dtype=dtype, device=device),
-        torch.tensor(most * count, dtype=dtype, device=device),
+        torch.tensor(least, dtype=dtype, device=device),
+        torch.tensor(most, dtype=dtype, device=device),
     )
 
 
