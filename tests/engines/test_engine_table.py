@@ -10,7 +10,7 @@ import pytest
 from catalogue import load
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SAMPLE = ["mlp", "LSTM", "branch on the data", "einsum", "checkpointing", "weight norm"]
+SAMPLE = ["mlp", "LSTM", "branch on the data", "einsum", "checkpointing", "use under no grad"]
 
 
 @pytest.fixture(scope="module")

@@ -188,7 +188,7 @@ class Capture(TorchFunctionMode):
         constant = not torch.is_grad_enabled() or any(weight.constant for weight in weights)
         # a detached parameter is a constant, unless the ascent step moves it
         if not weights or (constant and self.ascent is None):
-            ruled = varying and call.func in ALWAYS
+            ruled = varying and call.func in ALWAYS and not weights
             return RULES[call.func](self, call) if ruled else call.run()
         if not varying:
             return self._derive(call)
