@@ -163,7 +163,9 @@ class LogicalBatch:
     @property
     def regular(self) -> bool:
         """Whether all units have the same number of rows. Not to be shared."""
-        return not len(self.counts) or bool((self.counts == self.counts[0]).all())
+        if len(self.counts) == len(self.ids):  # one row each, the usual case, or no unit
+            return True
+        return bool((self.counts == self.counts[0]).all())
 
     def order_as_split(self) -> Tensor:
         """Return [U] the places of the units in the order in which :meth:`split` gives them."""
@@ -192,17 +194,21 @@ class LogicalBatch:
         augmented = views.augment is not None
         inputs, targets = within_reach((None if augmented else self.inputs, self.targets))
         batch = replace(self, inputs=self.inputs if augmented else inputs, targets=targets)
-        rows_of_unit = self.counts.repeat(self.counts)  # [N]
         allowed = max(1, most_rows // views.multiplicity)
-        for count in sorted(set(self.counts.tolist())):
-            alike = (
-                np.arange(len(rows_of_unit))
-                if self.regular
-                else (rows_of_unit == count).nonzero()[0]
-            )
-            length = max(1, allowed // int(count)) * int(count)
+        for count, alike in self._rows_by_count():
+            length = max(1, allowed // count) * count
             for start in range(0, len(alike), length):
-                yield batch._physical(alike[start : start + length], int(count), views, device)
+                yield batch._physical(alike[start : start + length], count, views, device)
+
+    def _rows_by_count(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """Yield each number of rows that units have, and the rows of those units."""
+        if self.regular:  # the usual case
+            if len(self.counts):
+                yield int(self.counts[0]), np.arange(len(self.ids))
+            return
+        rows_of_unit = self.counts.repeat(self.counts)  # [N]
+        for count in np.unique(self.counts).tolist():
+            yield count, (rows_of_unit == count).nonzero()[0]
 
     def _physical(
         self, chosen: NDArray[np.int64], count: int, views: Views, device: torch.device

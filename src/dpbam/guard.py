@@ -163,7 +163,7 @@ class UsedBatches:
         """Return the object of a ledger; several ledgers on one file are one."""
         if ledger.path is not None:
             return _USED_BY_FILE.setdefault(ledger.path.resolve(), cls())
-        return _USED.setdefault(ledger, cls())
+        return _USED.get(ledger) or _USED.setdefault(ledger, cls())
 
     def has(self, inputs: object, units: Tensor | None) -> bool:
         """Whether a step was given these records, or these owners, as the same tensors."""

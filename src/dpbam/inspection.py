@@ -13,7 +13,7 @@ from dpbam.batches import LogicalBatch
 from dpbam.compute import Runner
 from dpbam.engines import PerSampleDirections
 from dpbam.methods import Method
-from dpbam.params import Params, Snapshot
+from dpbam.params import HALF, Params
 
 
 @dataclass(frozen=True)
@@ -53,22 +53,54 @@ def _materialise(directions: PerSampleDirections) -> PerSample:
 
 
 class Movement:
-    """Notices trained parameters that no optimiser moves, though they get a private gradient."""
+    """Notices trained parameters that no optimiser moves, though they get a private gradient.
+
+    By torch's count of in-place changes; a write through ``.data``, which is not counted, shows in
+    the first entry, since a private gradient moves every entry. Good enough for a warning.
+
+    Example:
+        >>> w, b = torch.zeros(3), torch.zeros(2)
+        >>> movement = Movement()
+        >>> movement.begin({"w": w, "b": b})
+        >>> _ = w.add_(1)
+        >>> movement.unmoved({"w": w, "b": b})
+        ['b']
+    """
 
     def __init__(self) -> None:
-        self._written: Snapshot | None = None  # the parameters when ``.grad`` was written
         self._warned = False
+        self._places: list[int] = []  # in memory, of those that have entries
+        self._entries: list[Tensor] = []  # views of the first of each
+        self._versions: dict[str, int] = {}
+        self._first = torch.zeros(0)
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"_places": [], "_entries": []}  # of a copy, they are elsewhere
 
     def begin(self, parameters: Mapping[str, Tensor]) -> None:
-        """Remember the parameters as they are now."""
-        self._written = Snapshot(parameters)
+        """Remember the parameters as they are when ``.grad`` is written."""
+        places = [p.data_ptr() for p in parameters.values() if p.numel()]
+        if places != self._places:  # the views are made once, not at every step
+            self._places, self._entries = places, _first_entries(parameters)
+        self._versions = {name: p._version for name, p in parameters.items()}
+        self._first = _joined(self._entries)
 
     def forget(self) -> None:
-        self._written = None
+        self._versions, self._first = {}, torch.zeros(0)
 
     def unmoved(self, parameters: Mapping[str, Tensor]) -> list[str]:
         """Return the names of those that are as they were."""
-        return [] if self._written is None else self._written.unmoved(parameters)
+        still = [n for n, p in parameters.items() if self._versions.get(n) == p._version]
+        if not still:  # the usual case: the device is not asked
+            return still
+        same = (_joined(_first_entries(parameters)) == self._first).tolist()
+        names = [name for name, p in parameters.items() if p.numel()]
+        moved = {name for name, as_before in zip(names, same, strict=True) if not as_before}
+        if not moved & set(still):
+            return still
+        # Writes go through .data. An entry of half precision may round to what it was, so its
+        # parameter cannot be told from one that did not move: better no warning than a wrong one.
+        return [n for n in still if n not in moved and parameters[n].dtype not in HALF]
 
     def warn(self, parameters: Mapping[str, Tensor]) -> None:
         """Warn once if a step of the optimiser has moved some trained parameters, not others."""
@@ -82,3 +114,13 @@ class Movement:
                 "[p for p in model.parameters() if p.requires_grad]",
                 stacklevel=3,
             )
+
+
+def _first_entries(parameters: Mapping[str, Tensor]) -> list[Tensor]:
+    return [p.detach().as_strided((1,), (1,)) for p in parameters.values() if p.numel()]
+
+
+def _joined(entries: list[Tensor]) -> Tensor:
+    if len({t.device for t in entries}) > 1:
+        entries = [t.to(entries[0].device) for t in entries]
+    return torch.cat(entries) if entries else torch.zeros(0)

@@ -156,17 +156,18 @@ def separated(vector: Tensor, shapes: Mapping[str, Tensor]) -> Params:
 def elementwise(
     function: Callable[..., Tensor], tree: Mapping[str, Tensor], *others: Mapping[str, Tensor]
 ) -> Params:
-    """Return ``function`` of the entries, for all entries of one kind (device, dtype) at once.
+    """Return ``function`` of the entries; on a device, of all of one kind (device, dtype) at once.
 
-    One operation in place of one per parameter; the results are views of one vector per kind.
+    One operation in place of one per parameter, and the results are views of one vector per kind.
+    On a processor an operation per entry takes less time than joining the entries.
 
     Example:
         >>> elementwise(torch.add, {"w": torch.ones(2)}, {"w": torch.tensor([1.0, 2.0])})
         {'w': tensor([2., 3.])}
     """
+    if on_processor(tree.values()):
+        return {name: function(t, *(each[name] for each in others)) for name, t in tree.items()}
     kinds = _kinds(tree)
-    if len(kinds) == 1 and not others:  # the usual case
-        return separated(function(joined(tree)), tree)
     results: Params = {}
     for names in kinds:
         trees = [{name: each[name] for name in names} for each in (tree, *others)]
@@ -317,50 +318,6 @@ def digest(tree: Mapping[str, Tensor]) -> str:
         state.update(name.encode())
         state.update(values[name].data)
     return state.hexdigest()
-
-
-class Snapshot:
-    """Recognises parameters that were not written to since, without a copy or a pass over them.
-
-    By torch's count of in-place changes; a write through ``.data``, which is not counted, shows in
-    the first entry, since a private gradient moves every entry. Good enough for a warning.
-
-    Example:
-        >>> w, b = torch.zeros(3), torch.zeros(2)
-        >>> before = Snapshot({"w": w, "b": b})
-        >>> _ = w.add_(1)
-        >>> before.unmoved({"w": w, "b": b})
-        ['b']
-    """
-
-    def __init__(self, tree: Mapping[str, Tensor]) -> None:
-        self._versions = {name: t._version for name, t in tree.items()}
-        self._first = _first_entries(tree)
-
-    def unmoved(self, tree: Mapping[str, Tensor]) -> list[str]:
-        """Return the names of those that are as they were."""
-        still = [n for n, t in tree.items() if self._versions.get(n) == t._version]
-        if not still:  # the usual case: the device is not asked
-            return still
-        same = (_first_entries(tree) == self._first).tolist()
-        moved = {n for n, as_before in zip(_not_empty(tree), same, strict=True) if not as_before}
-        if not moved & set(still):
-            return still
-        # Writes go through .data. An entry of half precision may round to what it was, so its
-        # parameter cannot be told from one that did not move: better no warning than a wrong one.
-        return [n for n in still if n not in moved and tree[n].dtype not in HALF]
-
-
-def _not_empty(tree: Mapping[str, Tensor]) -> list[str]:
-    return [name for name, t in tree.items() if t.numel()]
-
-
-def _first_entries(tree: Mapping[str, Tensor]) -> Tensor:
-    with torch.no_grad():
-        first = [tree[name].as_strided((1,), (1,)) for name in _not_empty(tree)]
-        if len({t.device for t in first}) > 1:
-            first = [t.to(first[0].device) for t in first]
-        return torch.cat(first) if first else torch.zeros(0)
 
 
 class WeakTensors:

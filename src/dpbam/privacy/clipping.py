@@ -111,7 +111,7 @@ class Clipping(ABC):
         """Map norms [G, U] to factors [G, U], 0 where a unit is not finite."""
         ordinary = torch.nan_to_num(norms, 0.0, 0.0, 0.0)
         finite = ordinary == norms  # [G, U]
-        if len(norms) > 1:
+        if norms.shape[0] > 1:
             finite = finite.all(dim=0, keepdim=True)  # a unit is finite in all groups, or dropped
             ordinary = ordinary * finite
         return self.scales(ordinary) * finite
@@ -289,7 +289,8 @@ def measure(
         )
     dtype = widest_dtype(norms)
     lengths = norms.to(dtype).clamp(min=VANISHING_NORM)  # of a norm of 0 a factor may be too large
-    joint = (lengths * factors).masked_fill_(factors == 0, 0.0)  # [G, U], in ``dtype``
+    precise = factors.to(dtype)
+    joint = (lengths * precise).masked_fill_(precise == 0, 0.0)  # [G, U]
     if extra is not None:
         if extra.shape != (clipping.coordinates, norms.shape[1]):
             raise PlanViolationError(
@@ -299,9 +300,10 @@ def measure(
         joint = torch.cat([joint, extra.to(dtype)])  # [G + K, U]
     if not norms.shape[1]:
         return torch.zeros(2, dtype=dtype, device=norms.device)
-    if len(joint) > 1:  # one row that is below zero is seen by the least factor
-        joint = torch.linalg.vector_norm(joint, dim=0)
-    return torch.stack([joint.max(), -factors.min().to(dtype)])  # NaN stays NaN
+    if joint.shape[0] > 1:  # one row that is below zero is seen by the least factor
+        joint = torch.linalg.vector_norm(joint, dim=0, keepdim=True)
+        precise = precise.amin(0, keepdim=True)
+    return torch.cat([joint, -precise]).amax(1)  # NaN stays NaN
 
 
 def check_factors(

@@ -65,7 +65,8 @@ class Factors(NamedTuple):
     def contract(self, values: Tensor) -> Tensor:
         """Return sum_u c_u values[u]: [U, ...] -> [...]."""
         rows = self.select(values)
-        total = self.values.to(values.dtype) @ rows.reshape(len(rows), values.shape[1:].numel())
+        entries = values.shape[1:].numel()
+        total = self.values.to(values.dtype) @ rows.reshape(rows.shape[0], entries)
         return total.view(values.shape[1:])
 
 

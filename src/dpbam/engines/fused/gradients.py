@@ -360,7 +360,7 @@ class Factored:
             a, b = factors.select(a), factors.select(b)
             return self.layer.contract(a, b * per_unit(factors.values, b))
 
-        if len(factors.values):
+        if factors.values.shape[0]:
             total = reduce(torch.add, (contract(a, b) for a, b in self.pairs))
         else:
             total = self.pairs[0][1].new_zeros(self.layer.shape)

@@ -44,7 +44,7 @@ _READS = {
     "__complex__", "is_nonzero", "equal", "allclose", "__reduce_ex__", "__dlpack__",
 }  # fmt: skip
 _NESTED = (list, tuple, dict)
-_UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
+UNSAFE_VIEW = torch.ops.aten._unsafe_view.default  # not a view for autograd
 _ALIASES = {Tensor.data.__get__}  # type: ignore[attr-defined]
 
 
@@ -114,7 +114,7 @@ class Tape:
         if y.is_leaf or y._is_view():
             # On the same memory, neither a leaf nor a view, so that a layer may overwrite it: torch
             # loses gradients at a view that is overwritten later.
-            y = _UNSAFE_VIEW(y, y.shape)
+            y = UNSAFE_VIEW(y, y.shape)
         edge = None if recorded else get_gradient_edge(y)
         self.outputs.append(Node(None, edge, 0, what, recorded))
         return y, len(self.outputs) - 1

@@ -14,7 +14,7 @@ from torch import Tensor
 from dpbam.engines.fused.bilinear import Layer, Pair
 from dpbam.engines.fused.generic import generic
 from dpbam.engines.fused.rules import Call, ready, rule, use_matrix
-from dpbam.engines.fused.tape import Capture
+from dpbam.engines.fused.tape import UNSAFE_VIEW, Capture
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,11 @@ def _linear(capture: Capture, call: Call) -> Any:
         return generic(capture, call) if trained else call.run()
 
     def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(x.contiguous(), weight, bias)  # else torch multiplies slice by slice
+        # of one matrix, or torch multiplies slice by slice; shaped so that it is not a view, which
+        # the tape would have to make another tensor of
+        y = F.linear(x.reshape(-1, x.shape[-1]), weight, bias)
+        shape = (*x.shape[:-1], y.shape[-1])
+        return UNSAFE_VIEW(y, shape) if y.requires_grad else y.view(shape)
 
     if not trained:  # frozen: for all rows at once too, which vmap does by a slower path
         return capture.all_rows(lambda x: linear(x, weight, bias), x)
