@@ -6,6 +6,7 @@ import gc
 from argparse import Namespace
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -408,6 +409,27 @@ def test_a_count_in_a_namespace_is_refused(kind: Any) -> None:
         StatefulModelError, match=r"changes attribute 'cache' of module '' \(Code\)"
     ):
         run(model, "fused")
+
+
+class Clock:
+    """As the monitor of tqdm, which a thread of its own writes to at any time."""
+
+    woken = 0
+
+
+def with_a_clock(model: Any, x: Tensor) -> Tensor:
+    Clock.woken += 1
+    return x
+
+
+@pytest.mark.parametrize(("module", "refused"), [("tqdm.std", False), ("of_a_user", True)])
+def test_what_tqdm_writes_is_no_state_of_the_model(
+    module: str, refused: bool, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(Clock, "__module__", module)
+    expected = pytest.raises(StatefulModelError, match="woken") if refused else nullcontext()
+    with expected:
+        run(Code(with_a_clock), "loop")
 
 
 class Largest(torch.autograd.Function):

@@ -49,7 +49,8 @@ _SKIPPED = frozenset(_VALUES)  # by type: they cannot change in place
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 _MAPPINGS = (OrderedDict, dict)  # the order is the class's own
 _BUILT_IN = {dict, *_SEQUENCES}  # without attributes of their own
-_LIBRARIES = sys.stdlib_module_names | {"torch", "numpy"}
+# trusted to keep nothing; tqdm's own thread writes to its monitor at any time
+_LIBRARIES = sys.stdlib_module_names | {"torch", "numpy", "tqdm"}
 _NAMESPACES = (SimpleNamespace, Namespace)  # of the standard library, and made to hold anything
 _CODE = (FunctionType, MethodType, staticmethod, classmethod, property, type)
 _REGISTERED = ("_parameters", "_buffers", "_modules")
@@ -459,7 +460,7 @@ def _can_change(function: FunctionType, value: Any) -> bool:
 
 
 def _is_foreign(definition: Any) -> bool:
-    """Whether a class or function belongs to Python, torch or numpy: trusted to keep nothing."""
+    """Whether a class or function belongs to a library that is trusted to keep nothing."""
     return _belongs_to_libraries(definition.__module__ or "")
 
 

@@ -393,7 +393,7 @@ def test_the_page_of_patients(tmp_path: Path) -> None:
             check_page(browser, page, width)
             main = browser.execute_script("return document.querySelector('main').innerText")
             assert "16 patients per batch" in main
-            assert "whether one patient is among them" in main
+            assert "guesses whether one patient was used" in main
             assert "sample" not in main
 
 

@@ -210,7 +210,7 @@ def test_lost_counts_are_repeated_if_seeded_and_refused_if_not(tmp_path):
         text = counts.read_text()
         counts.unlink()
         if seed is None:
-            with pytest.raises(RunError, match="restore its files, or start a new run"):
+            with pytest.raises(RunError, match="restore the file, or start a new run"):
                 execute(config, out, resume=True)
         else:
             assert execute(config, out, resume=True).epsilon == before.epsilon
