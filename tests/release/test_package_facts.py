@@ -104,8 +104,8 @@ BLOCKED = {
 COMMAND = "from dpbam.app.cli import main; assert main({!r}.split()) == 2"
 STATEMENTS = {
     "hf": COMMAND.format("train --epsilon 3 --epochs 1 --data hf:mnist"),
-    "secure": COMMAND.format("train --data digits --epsilon 3 --epochs 1 --noise secure --out a"),
-    "tensorboard": COMMAND.format("train --data digits --epsilon 3 --epochs 1 --tensorboard --out b"),
+    "secure": COMMAND.format("train --data digits --epsilon 3 --noise secure --out a"),
+    "tensorboard": COMMAND.format("train --data digits --epsilon 3 --tensorboard --out b"),
     "opacus": "import dpbam.interop.opacus",
     "lightning": "import dpbam.interop.lightning",
     "transformers": "import dpbam.interop.huggingface",
