@@ -364,7 +364,8 @@ class Factored:
             total = reduce(torch.add, (contract(a, b) for a, b in self.pairs))
         else:
             total = self.pairs[0][1].new_zeros(self.layer.shape)
-        return self.weight.pull(total.view(self.weight.tensor.shape))
+        shape = self.weight.tensor.shape
+        return self.weight.pull(total if total.shape == shape else total.view(shape))
 
     def sizes(self) -> Tensor:
         """Return |A| |B| >= sum_t |a_t| |b_t| >= |G_u|, far above |G_u| if parts cancel: [U].

@@ -92,16 +92,20 @@ class Node:
 
 @dataclass
 class Tape:
-    """The nodes x and y of one forward pass, and the uses between them."""
+    """The nodes x and y of one forward pass, and the uses between them.
 
+    ``twice``: there will be a second backward pass, for which gradients at x are needed.
+    """
+
+    twice: bool = False
     inputs: list[Node] = field(default_factory=list)
     outputs: list[Node] = field(default_factory=list)
     uses: list[Use] = field(default_factory=list)
 
     def input(self, x: Tensor, what: str) -> tuple[Tensor, int]:
-        """Return a graph node for x that only this call uses, and its index on the tape."""
+        """Return x, for a second pass as a node that only this call uses, and its index."""
         edge, value = None, x
-        if x.requires_grad:
+        if self.twice and x.requires_grad:
             value = x = x.view_as(x)
             edge = get_gradient_edge(x)
         self.inputs.append(Node(value, edge, x._version, what))
@@ -149,7 +153,7 @@ class Capture(TorchFunctionMode):
         ascent: Ascent | None = None,
     ) -> None:
         super().__init__()
-        self.tape, self.rows, self.twice = Tape(), rows, twice
+        self.tape, self.rows, self.twice = Tape(twice), rows, twice
         self.parameters, self.ascent, self._generic = parameters, ascent, generic
         # weights hold their tensors, so no id is reused while this capture lives
         self._weights = {id(p): Weight(p, (name,)) for name, p in parameters.items()}
