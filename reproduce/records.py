@@ -54,8 +54,9 @@ _UNSET = {"unit": "record"}  # what None stands for, in the data of recipes
 #: of version 1; in version 2 the standard noise is drawn by SFC64 with a key of 192 bits; in
 #: version 3 the norm of an outer product is the product of two lengths, which differs in its last
 #: bits; in version 4 gradients of small kernels and layers are materialised together, and LoRA
-#: trains B alone. Version 0 was trained before there were recipes, on images halved as floats.
-VERSION = 4
+#: trains B alone; in version 5 the noise is drawn by pairs. Version 0 was trained before there were
+#: recipes, on images halved as floats.
+VERSION = 5
 _PACKAGES = ("torch", "numpy", "dp-accounting", "safetensors")
 Job = tuple[Recipe, RunSpec]
 

@@ -29,9 +29,14 @@ def check_normal(values: ArrayLike, std: float) -> None:
     p = _two_sided(chi2, np.square(sizes).sum(), len(sizes))
     assert p > RARE, f"variance {np.square(sizes).mean():.4f} std^2: p = {p:.2g}"
     for edge in (3.01, 3.5):
-        beyond = int((sizes > edge).sum())
-        p = _two_sided(binom, beyond, len(sizes), 2 * norm.sf(edge))
-        assert p > RARE, f"{beyond} of {len(sizes)} beyond {edge} std: p = {p:.2g}"
+        check_beyond(sizes, edge)
+
+
+def check_beyond(sizes: NDArray[np.float64], edge: float) -> None:
+    """How many sizes of standard normal draws exceed ``edge``; false alarms: RARE."""
+    beyond = int((sizes > edge).sum())
+    p = _two_sided(binom, beyond, len(sizes), 2 * norm.sf(edge))
+    assert p > RARE, f"{beyond} of {len(sizes)} beyond {edge} std: p = {p:.2g}"
 
 
 def _two_sided(law: Any, value: float, *parameters: float) -> float:

@@ -160,9 +160,9 @@ class TorchsGenerator:
     def __init__(self, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed % 2**63)
 
-    def standard_normal(self, count: int = 0, out: NDArray[np.float64] | None = None) -> None:
-        if out is not None:
-            out[:] = torch.randn(len(out), generator=self._generator, dtype=torch.float64).numpy()
+    def random_raw(self, count: int) -> NDArray[np.uint64]:
+        halves = torch.randint(2**32, (2 * count,), generator=self._generator).numpy()
+        return halves.astype(np.uint32).view(np.uint64)
 
 
 def seeded_by_torch(original):

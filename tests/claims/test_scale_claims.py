@@ -6,13 +6,16 @@ the probability of ``check_normal``, 3e-10, once for the matrix and once for eac
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from checks import check_normal
+from checks import check_beyond, check_normal
 from dpbam import Compute, PrivateGradientOracle
+from dpbam.privacy import noise as noise_module
 from dpbam.privacy.noise import GaussianNoise
+from dpbam.privacy.randomness import Randomness
 from dpbam.privacy.secure_noise import SecureGaussianNoise, make_noise
 from planting import Mistake, catches
 from support import cross_entropy, private_plan
@@ -52,6 +55,18 @@ def released(kind: str) -> dict[str, torch.Tensor]:
 
 def check_scale_and_tails(kind: str) -> None:
     check_normal(released(kind)["matrix"].numpy(), STD[kind])
+
+
+def check_far_tails() -> None:
+    """Of 2^25 draws, 32 are expected beyond 4.9; none has a probability of 1e-14."""
+    noise, zeros = GaussianNoise(Randomness(7)), {"w": torch.zeros(2**20, dtype=torch.float64)}
+    sizes = np.concatenate([noise.add(zeros, 1.0, step)["w"].abs().numpy() for step in range(32)])
+    for edge in (4.0, 4.5, 4.9):
+        check_beyond(sizes, edge)
+
+
+def test_far_tails() -> None:
+    check_far_tails()
 
 
 def check_one_element_parameters(kind: str) -> None:
@@ -111,6 +126,26 @@ def not_on_one_element(original):
     return add
 
 
+def a_radius_of(bits: int):
+    """Fewer bits for the radius of two draws: of 16, it ends at 4.7 standard deviations."""
+
+    def wrong(original):
+        class Fewer:
+            def __init__(self, source):
+                self._source = source
+
+            def random_raw(self, count):
+                words = self._source.random_raw(count)
+                radii = words.view(np.uint32)[: count // 2]
+                radii &= np.uint32(2**32 - 2 ** (32 - bits))
+                radii |= np.uint32(2 ** (32 - bits))
+                return words
+
+        return lambda source, count: original(Fewer(source), count)
+
+    return wrong
+
+
 PLANTED = {
     "at 0.98 of its scale": (check_scale_and_tails, at_98_hundredths),
     "cut off at 3 sigma": (check_scale_and_tails, cut_off_at_3_sigma),
@@ -120,6 +155,10 @@ MISTAKES = {
     f"{name} ({kind})": Mistake(of(kind, check), owner, "add", wrong)
     for name, (check, wrong) in PLANTED.items()
     for kind, owner in {"standard": GaussianNoise, "secure": SecureGaussianNoise}.items()
+} | {
+    "a radius of 16 bits (standard)": Mistake(
+        check_far_tails, noise_module, "standard_normals", a_radius_of(16)
+    )
 }
 
 

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from dpbam import BAM, DPSGD, Ledger, PrivacyPlan, PrivateGradientOracle
 from dpbam.interop.opacus import charges, from_opacus, record
 from dpbam.privacy.accounting import Charge, total_epsilon
+from dpbam.privacy.noise import GaussianNoise
 from dpbam.privacy.randomness import Randomness
 from support import cross_entropy, poisson_batches, smooth_net
 
@@ -47,14 +48,15 @@ def made_private(
 
 def planted(parameters: int, seed: int) -> Any:
     """Opacus's noise function, drawing what our noise draws: by step, in the parameters' order."""
-    calls = iter(range(10**9))
-    generators: dict[int, Any] = {}
+    calls, ours, start = iter(range(10**9)), GaussianNoise(Randomness(seed)), 0
 
     def noise(std: float, reference: Tensor, **_: Any) -> Tensor:
-        step = next(calls) // parameters
-        if step not in generators:
-            generators[step] = Randomness(seed).noise_generator("noise", step, block=0)
-        return std * torch.as_tensor(generators[step].standard_normal(tuple(reference.shape)))
+        nonlocal start
+        step, parameter = divmod(next(calls), parameters)
+        start = 0 if parameter == 0 else start
+        zeros = {"w": torch.zeros(reference.shape, dtype=torch.float64)}
+        start += reference.numel()
+        return ours.add(zeros, std, step, start=start - reference.numel())["w"]
 
     return noise
 

@@ -7,9 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.stats import kstest
 
-from checks import check_gaussian, check_normal, check_uncorrelated
-from dpbam.privacy.noise import BLOCK, GaussianNoise
+from checks import LEVEL, check_gaussian, check_normal, check_uncorrelated
+from dpbam.privacy import noise as noise_module
+from dpbam.privacy.noise import BLOCK, CHUNKS, GaussianNoise, standard_normals
 from dpbam.privacy.randomness import Randomness
 
 ZEROS = {"a": torch.zeros(100, 100), "b": torch.zeros(10_000), "c": torch.zeros(7)}
@@ -106,18 +108,18 @@ def test_blocks_are_independent_and_of_full_scale(seed: int | None) -> None:
     check_blocks(seed)
 
 
-def one_counter(self: Randomness, name: str, step: int, block: int) -> np.random.Generator:
+def one_counter(self: Randomness, name: str, step: int, block: int) -> np.random.SFC64:
     return GENERATOR(self, name, step, 0)
 
 
-def two_by_two(self: Randomness, name: str, step: int, block: int) -> np.random.Generator:
+def two_by_two(self: Randomness, name: str, step: int, block: int) -> np.random.SFC64:
     return GENERATOR(self, name, step, block // 2)
 
 
-def overlapping(self: Randomness, name: str, step: int, block: int) -> np.random.Generator:
+def overlapping(self: Randomness, name: str, step: int, block: int) -> np.random.SFC64:
     """One stream, entered a few draws apart."""
     generator = GENERATOR(self, name, step, 0)
-    generator.bit_generator.random_raw(block)
+    generator.random_raw(block)
     return generator
 
 
@@ -132,7 +134,7 @@ def test_blocks_that_repeat_are_noticed(mistake: object, monkeypatch: pytest.Mon
 
 
 def check_no_draw_twice() -> None:
-    """Of 262,244 doubles no two are equal, but for 2^-50 of the pairs."""
+    """Of 524,388 doubles no two are equal, but for 2^-50 of the pairs."""
     noise = long_draw()
     assert len(np.unique(noise)) > len(noise) - 10
 
@@ -144,7 +146,9 @@ def test_blocks_do_not_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
         check_no_draw_twice()
 
 
-@pytest.mark.parametrize("start", [1, BLOCK - 1, BLOCK, 2 * BLOCK + 7, 4 * BLOCK + 99])
+@pytest.mark.parametrize(
+    "start", [1, CHUNKS[0] - 1, CHUNKS[0], BLOCK - 1, BLOCK, 2 * BLOCK + 7, 4 * BLOCK + 99]
+)
 def test_a_coordinate_has_its_noise_in_every_slice(start: int) -> None:
     whole = long_draw()
     assert np.array_equal(long_draw(start), whole[start:])
@@ -165,3 +169,81 @@ def test_no_coordinates_are_no_noise() -> None:
     noise = GaussianNoise(Randomness(0))
     assert noise.add({}, 1.0, 0, start=5) == {}
     assert noise.add({"w": torch.zeros(3, 0)}, 1.0, 0)["w"].shape == (3, 0)
+
+
+# --- the draws of a chunk: Box and Muller's, and a fine uniform term
+
+
+class Words:
+    """Bits that are given, then random ones."""
+
+    def __init__(self, words: np.ndarray, more: object) -> None:
+        self._words, self._more = [words], more
+
+    def random_raw(self, count: int) -> np.ndarray:
+        return self._words.pop() if self._words else self._more(count)
+
+
+COUNT = 2**14
+HALF = COUNT // 2
+
+
+def words_of_a_chunk(seed: int) -> np.ndarray:
+    return np.random.SFC64(seed).random_raw(COUNT).view(np.uint32)
+
+
+def test_chunks_make_up_a_block() -> None:
+    assert sum(CHUNKS) == BLOCK
+    assert all(size % 2 == 0 for size in CHUNKS)
+
+
+@pytest.mark.parametrize("shift", [0, 4, 8, 12, 15])
+def test_draws_are_those_of_exact_arithmetic(shift: int) -> None:
+    """Of the same bits, to float32's rounding; a shift makes u small, and r large."""
+    words, b = words_of_a_chunk(shift), 2.0**-8
+    words[:HALF] = np.maximum(words[:HALF] >> np.uint32(shift), 2**16)
+    z = standard_normals(Words(words.copy().view(np.uint64), None), COUNT)
+    r = np.sqrt(2 * np.log(2.0**32 / words[:HALF]))
+    t, w = np.split(words[HALF:].view(np.int32).astype(float), [HALF])
+    circle = np.concatenate([r * np.cos(math.pi * t / 2**31), r * np.sin(math.pi * t / 2**31)])
+    exact = (circle + b * w * math.sqrt(12) / 2**32) / math.sqrt(1 + b * b)
+    r = np.concatenate([r, r])
+    assert float((np.abs(z - exact) / (1 + np.abs(exact) + 1 / r)).max()) < 2.0**-19
+    assert float(np.abs(z - exact).max()) > 0  # float32's rounding
+
+
+def check_the_tail(more: object) -> None:
+    """Where 16 bits of u are 0, ln(1/u) - 16 ln 2 is exponential; false alarms: LEVEL."""
+    words = words_of_a_chunk(1)
+    words[:HALF] >>= 16
+    words[COUNT:] = 0  # without the fine term, so that r can be read
+    z = standard_normals(Words(words.view(np.uint64), more), COUNT)
+    squares = np.square(z[:HALF]) + np.square(z[HALF:])
+    exponential = squares * (1 + 2.0**-16) / 2 - 16 * math.log(2)
+    assert kstest(exponential, "expon").pvalue > LEVEL, "the tail ends, or is of another shape"
+
+
+def test_the_tail_does_not_end() -> None:
+    bits = np.random.SFC64(2)
+    check_the_tail(bits.random_raw)
+    for few in (0, 2, 4):  # bits, and then a one
+
+        def coarse(count: int, few: int = few) -> np.ndarray:
+            kept = bits.random_raw(count) & np.uint64(2**64 - 2 ** (64 - few))
+            return kept | np.uint64(2 ** (63 - few))
+
+        with pytest.raises(AssertionError, match="the tail"):
+            check_the_tail(coarse)
+
+
+def check_noise_has_no_gaps() -> None:
+    """Some 1e-9 of float64 draws are float32 numbers; between two of those lie others."""
+    noise = GaussianNoise(Randomness(0)).add({"w": torch.zeros(BLOCK).double()}, 1.0, 0)["w"]
+    assert float((noise.float() == noise).double().mean()) < 1e-3
+
+
+def test_noise_has_no_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_noise_has_no_gaps()
+    monkeypatch.setattr(noise_module, "_FINE", 0.0)
+    with pytest.raises(AssertionError):
+        check_noise_has_no_gaps()

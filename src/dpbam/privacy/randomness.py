@@ -73,14 +73,14 @@ class Randomness:
         """Return the stream ``name`` at ``step``; unseeded, with new entropy at each call."""
         return np.random.Generator(np.random.Philox(self._sequence(name, step)))
 
-    def noise_generator(self, name: str, step: int, block: int) -> np.random.Generator:
-        """Return the generator of one block of noise; unseeded, with new entropy at each call.
+    def noise_generator(self, name: str, step: int, block: int) -> np.random.SFC64:
+        """Return the bits of one block of noise; unseeded, with new entropy at each call.
 
-        SFC64, whose normal draws take two thirds of the time of Philox's. Each block has a key of
-        192 bits of its own, a hash of all 256 bits of entropy, name, step and block.
+        SFC64, whose 64 bits take half of the time of Philox's. Each block has a key of 192 bits of
+        its own, a hash of all 256 bits of entropy, name, step and block.
         """
         sequence = self._sequence(name, step, block, pool_size=8)  # the usual pool is of 128 bits
-        return np.random.Generator(np.random.SFC64(sequence))
+        return np.random.SFC64(sequence)
 
     def _sequence(self, name: str, *numbers: int, pool_size: int = 4) -> np.random.SeedSequence:
         entropy = secrets.randbits(256) if self.seed is None else self._entropy
