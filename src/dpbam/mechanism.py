@@ -203,9 +203,10 @@ def release(queries: Mapping[str, Query], terms: Terms) -> dict[str, Params]:
     """
     check_noise(queries, terms)
     noised = {name: add_noise(query, terms) for name, query in queries.items()}
-    terms.memory.keep(queries, terms.noise)  # zeroed: no sum without noise is left
+    terms.memory.clear(queries, noised, terms.noise)  # no sum without noise is left
     replay = identify(noised, terms)
     terms.ranks.from_leader(lambda: charge(terms, replay))  # the others wait for it
+    terms.memory.keep(queries, terms.noise)
     return noised
 
 
@@ -280,15 +281,17 @@ def add_noise(query: Query, terms: Terms) -> Params:
     Proof: the slices of the ranks are a partition of the coordinates.
     """
     sums, start = terms.ranks.scatter(query.sums)
+    where = query.start + start
+    if not keeps_nothing(terms.noise):
+        noised = terms.noise.add(sums, query.std, terms.number, stream=query.stream, start=where)
+        return elementwise(lambda s: s / query.divisor, noised)
+    # the sums are used once: a processor writes over them
     noised = terms.noise.add(
-        sums, query.std, terms.number, stream=query.stream, start=query.start + start
+        sums, query.std, terms.number, stream=query.stream, start=where, reuse=True
     )
-    if query.divisor == 1 or not noised:  # a rank may have no coordinate
-        return noised
-    if keeps_nothing(terms.noise):  # its result is in memory of its own, used once
+    if query.divisor != 1 and noised:  # a rank may have no coordinate
         torch._foreach_div_(list(noised.values()), float(query.divisor))
-        return noised
-    return elementwise(lambda s: s / query.divisor, noised)
+    return noised
 
 
 def identify(noised: Mapping[str, Params], terms: Terms) -> str | None:

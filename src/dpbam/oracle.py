@@ -319,7 +319,7 @@ class PrivateGradientOracle:
         Proof: as there.
 
         Args:
-            sums: by name. They are zeroed when they have their noise.
+            sums: by name. Noise, or zeros, may be written over them.
             std: the standard deviation of the noise in each coordinate.
 
         Example: the number of units.

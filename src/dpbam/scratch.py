@@ -1,10 +1,10 @@
-"""Memory that a step uses and the next one uses again: zeros to sum into, a copy of theta."""
+"""Memory that a step uses and the next one uses again: of the sums, and for a copy of theta."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import torch
@@ -19,47 +19,67 @@ from dpbam.privacy.secure_noise import SecureGaussianNoise
 IntegerArray = NDArray[np.integer[Any]]
 
 
-def keeps_nothing(noise: NoiseMechanism) -> bool:
+def keeps_nothing(noise: NoiseMechanism) -> TypeGuard[GaussianNoise]:
     """Whether a noise is the library's, which keeps neither sums nor results."""
     return type(noise) in (GaussianNoise, SecureGaussianNoise)
 
 
 class SumMemory:
-    """Zeros to sum into, and a copy of theta, in memory that is used again, on a processor.
+    """Memory to sum into, and for a copy of theta, which is used again, on a processor.
 
     New memory is mapped page by page, which takes as long as the noise of a large model.
 
-    Guarantee: between two steps it holds zeros and parameters, never a sum without noise.
+    Guarantee: between two steps it holds what was released, or zeros, and parameters, never a sum
+    without noise.
 
-    Assumptions: the noise mechanism keeps no reference; the memory of any other than the library's
-    is not used again.
+    Assumptions: the noise mechanism keeps no reference, nor does what gets the released gradient;
+    the memory of any noise other than the library's is not used again.
 
-    Proof: :meth:`keep` zeroes it before the step is charged, and :meth:`take` lets go of it; the
-    copy of parameters that a pass has written to is dropped when the step is refused.
+    Proof: noise is written over the sums, or :meth:`clear` zeroes them, before the step is charged;
+    :meth:`keep` takes the memory after it, and :meth:`take` lets go of it. The copy of parameters
+    that a pass has written to is dropped when the step is refused.
     """
 
     def __init__(self) -> None:
-        self._zeros: Params | None = None
+        self._sums: Params | None = None
         self._bits: ParameterBits | None = None  # of theta and small constants
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"_bits": None}  # it knows parameters by their place in memory
+        # a copy needs no memory of the sums, and the bits know parameters by their place
+        return {"_sums": None, "_bits": None}
 
     def take(self, theta: Mapping[str, Tensor]) -> Params:
         """Return float64 zeros in the shapes of ``theta``."""
-        zeros, self._zeros = self._zeros or {}, None
-        kinds = [{n: (t.shape, t.device) for n, t in tree.items()} for tree in (zeros, theta)]
-        return zeros if kinds[0] == kinds[1] else sum_of_none(theta)
+        sums, self._sums = self._sums or {}, None
+        kinds = [{n: (t.shape, t.device) for n, t in tree.items()} for tree in (sums, theta)]
+        if kinds[0] != kinds[1]:
+            return sum_of_none(theta)
+        torch._foreach_zero_(list(sums.values()))
+        return sums
+
+    def clear(
+        self,
+        queries: Mapping[str, Query],
+        noised: Mapping[str, Mapping[str, Tensor]],
+        noise: NoiseMechanism,
+    ) -> None:
+        """Zero the sums that noise was not written over."""
+        if not keeps_nothing(noise):
+            return
+        left = [
+            entry
+            for name, query in queries.items()
+            for n, entry in query.sums.items()
+            if entry is not noised[name].get(n) and entry.device.type == "cpu"
+        ]
+        if left:
+            torch._foreach_zero_(left)
 
     def keep(self, queries: Mapping[str, Query], noise: NoiseMechanism) -> None:
-        """Zero sums that have got their noise, and keep the memory of the gradient's."""
-        sums = [s for query in queries.values() for s in query.sums.values()]
-        if not keeps_nothing(noise) or any(s.device.type != "cpu" for s in sums):
-            return
-        # now, not when it is used: a copy of the oracle, or a file that it is pickled into, would
-        # hold the sum without its noise
-        torch._foreach_zero_(sums)
-        self._zeros = dict(queries["gradient"].sums) if "gradient" in queries else None
+        """Keep the memory of the gradient's sum for the next step, when this one is charged."""
+        gradient = dict(queries["gradient"].sums) if "gradient" in queries else {}
+        on_cpu = all(s.device.type == "cpu" for s in gradient.values())
+        self._sums = gradient if on_cpu and keeps_nothing(noise) else None
 
     @contextmanager
     def fixed(

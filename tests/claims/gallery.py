@@ -108,7 +108,8 @@ def half_the_sensitivity(real: Any) -> Any:
 def missing_on_the_first(real: Any) -> Any:
     def add(self: Any, sums: Mapping[str, Any], std: float, step: int, **more: Any) -> Any:
         first = next(iter(sums))
-        return {**real(self, sums, std, step, **more), first: sums[first].clone()}
+        raw = sums[first].clone()  # noise may be written over it
+        return {**real(self, sums, std, step, **more), first: raw}
 
     return add
 

@@ -100,7 +100,7 @@ PROMISES = (
     Promise("its scale to 2%, its tails beyond 3 sigma, parameters of one element; standard and "
             "secure", ("check_scale_and_tails", "check_far_tails", "check_one_element_parameters")),
     Promise("no sum without noise outlives its step, in the oracle or in a file of it",
-            ("check_no_sum_without_noise_outlives_its_step",
+            ("check_no_sum_without_noise_outlives_its_step", "check_the_memory_of_sums_has_none",
              "check_no_statistic_without_noise_outlives_its_step",
              "check_no_statistic_outlives_a_refused_step")),
     Promise("noise is independent across parameters, steps, resumes",

@@ -146,9 +146,9 @@ def check_the_step_is_taken(name: str, seed: int | None) -> None:
     oracle, noised = oracle_of(seed), []
     add = oracle.noise.add
 
-    def adding(*args: Any, stream: str = "noise", start: int = 0) -> Any:
+    def adding(*args: Any, stream: str = "noise", start: int = 0, **more: Any) -> Any:
         noised.append((stream, args[2], start))
-        return add(*args, stream=stream, start=start)
+        return add(*args, stream=stream, start=start, **more)
 
     oracle.noise.add = adding
     one, two, three = steps(oracle, 3)

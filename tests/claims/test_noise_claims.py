@@ -127,6 +127,23 @@ def test_no_sum_without_noise_outlives_its_step() -> None:
     check_no_sum_without_noise_outlives_its_step("flat")
 
 
+def check_the_memory_of_sums_has_none(noise: str = "secure") -> None:
+    """What the next step sums into has been released, or is zero; a copy of the oracle has none."""
+    oracle = sized_oracle(smooth_net(), cross_entropy, private_plan(), noise=noise)
+    oracle.backward(*samples(9))
+    memory = oracle._memory
+    assert sorted(memory._sums) == sorted(n for n, _ in oracle.model.named_parameters())
+    for name, p in oracle.model.named_parameters():
+        entry = memory._sums[name]
+        assert bool((entry == 0).all()) or torch.equal(entry.to(p), p.grad), name
+    assert copy.deepcopy(memory)._sums is None
+
+
+@pytest.mark.parametrize("noise", ["standard", "secure"])
+def test_the_memory_of_sums_has_none(noise: str) -> None:
+    check_the_memory_of_sums_has_none(noise)
+
+
 def check_no_statistic_without_noise_outlives_its_step() -> None:
     """A copy of the oracle, between two steps, has neither the counts nor the batch."""
     statistics = PrivateStatistics([0.1, 0.2, 0.4, 0.8], noise_multiplier=20.0)
@@ -372,7 +389,8 @@ def scaled_by_the_realised_batch(original):
 def missing_on_the_last(original):
     def add(self, sums, std, step, **more):
         *_, last = sums
-        return {**original(self, sums, std, step, **more), last: sums[last]}
+        raw = sums[last].clone()  # noise may be written over it
+        return {**original(self, sums, std, step, **more), last: raw}
 
     return add
 
@@ -393,9 +411,10 @@ def a_constant_key(original):
 
 
 def torchs_generator(original):
-    return lambda randomness, std, stream, step, start, count, sums=0.0: (
-        sums + std * torch.randn(count).double()
-    ).numpy()
+    def wrong(randomness, std, stream, step, start, sums, noised):
+        return np.add(sums, std * torch.randn(len(noised)).double().numpy(), out=noised)
+
+    return wrong
 
 
 def skips_an_empty_batch(original):
@@ -406,11 +425,12 @@ def skips_an_empty_batch(original):
     return backward
 
 
-def left_as_it_is(original):
-    def keep(self, queries, noise):
-        self._zeros = dict(queries["gradient"].sums)
+def kept_by_the_noise(original):
+    def add(self, sums, std, step, **more):
+        self.seen = [*vars(self).get("seen", []), {n: s.clone() for n, s in sums.items()}]
+        return original(self, sums, std, step, **more)
 
-    return keep
+    return add
 
 
 def left_in_the_object(original):
@@ -466,7 +486,13 @@ MISTAKES = {
         check_own_generator, noise_module, "_normal", torchs_generator
     ),
     "a sum left to the next step": Mistake(
-        check_no_sum_without_noise_outlives_its_step, SumMemory, "keep", left_as_it_is
+        check_no_sum_without_noise_outlives_its_step, GaussianNoise, "add", kept_by_the_noise
+    ),
+    "a sum that is not written over": Mistake(
+        check_the_memory_of_sums_has_none,
+        SumMemory,
+        "clear",
+        lambda original: lambda self, queries, noised, noise: None,
     ),
     "a statistic left to the next step": Mistake(
         check_no_statistic_without_noise_outlives_its_step,

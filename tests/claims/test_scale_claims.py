@@ -120,8 +120,9 @@ def cut_off_at_3_sigma(original):
 
 def not_on_one_element(original):
     def add(self, sums, std, step, **more):
+        raw = {n: s.clone() for n, s in sums.items()}  # noise may be written over it
         noised = original(self, sums, std, step, **more)
-        return {n: s if s.numel() == 1 else noised[n] for n, s in sums.items()}
+        return {n: s if s.numel() == 1 else noised[n] for n, s in raw.items()}
 
     return add
 

@@ -76,14 +76,14 @@ def test_coordinates_that_overlap_are_noticed(monkeypatch):
 
 def noise_of(ranks: Ranks, kind: str = "standard", seed: int | None = 5) -> np.ndarray:
     """Two steps of noise on more coordinates than one generator draws, some of them frozen."""
-    model = nn.Sequential(nn.Linear(260, 270), nn.Linear(270, 3), nn.Linear(3, 3)).double()
+    model = nn.Sequential(nn.Linear(520, 260), nn.Linear(260, 3), nn.Linear(3, 3)).double()
     model[1].weight.requires_grad_(False)
     oracle = sized_oracle(
         model, cross_entropy, private_plan(clip_norm=0.5), ranks=ranks, seed=seed, noise=kind
     )
     found = []
     for _ in range(2):
-        oracle.backward(torch.zeros(0, 260).double(), torch.zeros(0).long(), torch.zeros(0).long())
+        oracle.backward(torch.zeros(0, 520).double(), torch.zeros(0).long(), torch.zeros(0).long())
         found += [p.grad.flatten() for p in model.parameters() if p.requires_grad]
     noise = torch.cat(found).numpy()
     assert len(noise) > 2 * BLOCK

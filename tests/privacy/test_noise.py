@@ -134,7 +134,7 @@ def test_blocks_that_repeat_are_noticed(mistake: object, monkeypatch: pytest.Mon
 
 
 def check_no_draw_twice() -> None:
-    """Of 262,244 doubles no two are equal, but for 2^-50 of the pairs."""
+    """Of 524,388 doubles no two are equal, but for 2^-50 of the pairs."""
     noise = long_draw()
     assert len(np.unique(noise)) > len(noise) - 10
 

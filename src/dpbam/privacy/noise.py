@@ -25,15 +25,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpbam import _validate
+from dpbam import _validate, params
 from dpbam.errors import ArgumentError
 from dpbam.params import Params, accumulation_dtype, elementwise, joined, separated
 from dpbam.privacy.randomness import Randomness
 
-BLOCK = 2**16  # coordinates of one generator
+BLOCK = 2**17  # coordinates of one generator
 #: What a block is drawn in: small ones first, so that a small model does not draw a block, then
 #: larger ones, for fewer calls; all of them stay in the processor's cache.
-CHUNKS = (2**12, 2**12, 2**13, 2**14, 2**15)
+CHUNKS = (2**12, 2**12, 2**13, 2**14, *3 * (2**15,))
 _FINE = 2.0**-8  # b, the share of the uniform term in a draw
 
 
@@ -124,6 +124,7 @@ class GaussianNoise:
         *,
         stream: str = "noise",
         start: int = 0,
+        reuse: bool = False,
     ) -> Params:
         """Return sums + N(0, std^2 I); std = 0, of a non-private plan, adds nothing.
 
@@ -134,17 +135,22 @@ class GaussianNoise:
             stream: of sums that are released next to the gradient, a name of their own: seeded, the
                 same stream and step draw the same noise.
             start: the number of the first coordinate, where ``sums`` is a part of the vector.
+            reuse: whether the result may be in the memory of ``sums``, which it then overwrites.
         """
         _validate.non_negative("std", std)
         if std == 0 or not sums:
             return dict(sums)
         if any(s.is_complex() for s in sums.values()):
             raise ArgumentError("complex parameters cannot be trained privately: use real ones")
-        count = sum(s.numel() for s in sums.values())
-        draw = partial(_normal, self.randomness, std, stream, step, start, count)
-        if all(s.dtype == torch.float64 and s.device.type == "cpu" for s in sums.values()):
-            return separated(torch.from_numpy(draw(joined(sums).detach())), sums)
-        noise = torch.from_numpy(draw())
+        draw = partial(_normal, self.randomness, std, stream, step, start)
+        in_double = all(s.dtype == torch.float64 for s in sums.values())
+        if in_double and params.on_processor(sums.values()):
+            vector = joined(sums).detach()
+            noised = draw(vector.numpy(), vector.numpy() if reuse else np.empty(len(vector)))
+            if reuse and vector.data_ptr() == next(iter(sums.values())).data_ptr():
+                return dict(sums)
+            return separated(torch.from_numpy(noised), sums)
+        noise = torch.from_numpy(draw(None, np.empty(sum(s.numel() for s in sums.values()))))
         return elementwise(lambda s, z: s + _place_draws(z, s), sums, separated(noise, sums))
 
     def charged(self, noise_multiplier: float) -> float:
@@ -157,15 +163,14 @@ def _normal(
     stream: str,
     step: int,
     start: int,
-    count: int,
-    sums: Tensor | None = None,
+    sums: NDArray[np.float64] | None,
+    noised: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Draw N(0, std^2) for the coordinates from ``start`` on: [count], in double precision.
+    """Write sums + N(0, std^2), for the coordinates from ``start`` on, into ``noised``: [count].
 
-    ``sums`` [count] are added chunk by chunk, while a chunk is in the processor's cache.
+    ``sums`` [count], which may be ``noised``, are added while a chunk is in the processor's cache.
     """
-    noise = np.empty(count)
-    addends = None if sums is None else sums.numpy()
+    count = len(noised)
     blocks = range(start // BLOCK, -(-(start + count) // BLOCK))
     generators = [randomness.noise_generator(stream, step, block) for block in blocks]
 
@@ -177,10 +182,9 @@ def _normal(
             normals = standard_normals(generators[k], size)
             span = slice(max(begin, 0), min(begin + size, count))
             if span.start < span.stop:
-                block = noise[span]
-                np.multiply(normals[span.start - begin : span.stop - begin], std, out=block)
-                if addends is not None:
-                    block += addends[span]
+                noise = normals[span.start - begin : span.stop - begin]
+                noise *= std
+                np.add(noise, 0.0 if sums is None else sums[span], out=noised[span])
             begin += size
 
     if len(generators) == 1 or torch.get_num_threads() == 1:
@@ -189,7 +193,7 @@ def _normal(
     else:
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # numpy fills without the lock
             list(pool.map(fill, range(len(generators))))
-    return noise
+    return noised
 
 
 def standard_normals(bits: np.random.SFC64, count: int) -> NDArray[np.float64]:

@@ -92,6 +92,7 @@ class SecureGaussianNoise(GaussianNoise):
         *,
         stream: str = "noise",
         start: int = 0,
+        reuse: bool = False,
     ) -> Params:
         """Round sums + N(0, std^2 I) to one grid, exactly; std = 0 adds nothing.
 
