@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,10 @@ from torch.utils.data import (
     Subset,
     SubsetRandomSampler,
     TensorDataset,
+    default_collate,
 )
 
+from dpbam.params import map_rows
 from support import poisson_batches, private_plan
 
 X, Y = torch.arange(200.0).reshape(100, 2), torch.arange(100) % 3
@@ -303,3 +306,81 @@ def test_a_masked_owner_is_refused() -> None:
     plan = private_plan(n=50, batch_size=10, unit="patient", max_records=2)
     with pytest.raises(ValueError, match="1 of 100 records have no unit of privacy, record 7"):
         poisson_batches(plan, (X, Y), units=owners)
+
+
+# --- the form of items
+
+
+BUFFER = np.zeros(2, dtype=np.float32)
+
+
+def in_the_buffer(i: int) -> np.ndarray:
+    BUFFER[:] = i, -i
+    return BUFFER
+
+
+FORMS: dict[str, Any] = {
+    "list": lambda i: [X[i], i],
+    "float": lambda i: (X[i], i / 3),
+    "bool": lambda i: (X[i], i > 50),
+    "numpy": lambda i: (X[i].numpy(), np.int32(i)),
+    "bfloat16": lambda i: (X[i].bfloat16(), i),
+    "requires grad": lambda i: (X[i].clone().requires_grad_(), i),
+    "conjugate": lambda i: (torch.complex(X[i], X[i]).conj(), i),
+    "nested": lambda i: ({"x": [X[i], (i, 0.5)], "y": {"z": X[i, 0]}}, [i, i]),
+    "keys in two orders": lambda i: (
+        {"x": X[i], "y": i} if i % 2 else {"y": i, "x": X[i]}, torch.tensor(i)
+    ),
+    "numpy buffer": lambda i: (in_the_buffer(i), i),
+    "torch buffer": lambda i: (torch.from_numpy(in_the_buffer(i)), i),
+    "buffer in a dict": lambda i: ({"x": [in_the_buffer(i)]}, i),
+}  # fmt: skip
+
+
+class Formed(Pairs):
+    def __init__(self, item: Any) -> None:
+        self.item = item
+
+    def __getitem__(self, i: int) -> Any:
+        return self.item(i)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_item_is_collated_as_one_record_is(form: str) -> None:
+    dataset = Formed(FORMS[form])
+    inputs, targets, units = next(poisson_batches(private_plan(batch_size=20), dataset, seed=0))
+    rows = [default_collate([dataset[i]]) for i in units.tolist()]
+    expected = default_collate([map_rows(lambda t: t[0].detach().clone(), row) for row in rows])
+    assert len(units) > 5
+    torch.testing.assert_close([inputs, targets], expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        (([X[0], 1], 0.5), "float64 in one record and torch.int64"),
+        (([X[0], True], 1), "bool in one record and torch.int64"),
+        (([X[0, :1], 1], 1), "shape"),
+        (([X[0].double(), 1], 1), "float64 in one record and torch.float32"),
+        (([X[0]], 1), "other parts"),
+        (({0: X[0], 1: 1}, 1), "other parts"),
+    ],
+)
+def test_an_odd_item_is_refused_in_a_batch(odd: Any, words: str) -> None:
+    """Record 97 is not among those that are looked at beforehand."""
+    dataset = Formed(lambda i: odd if i == 97 else ([X[i], i], i))
+    batches = poisson_batches(private_plan(batch_size=90, steps=20), dataset, seed=0)
+    with pytest.raises(ValueError, match=words):
+        list(batches)
+
+
+def test_no_batch_is_kept_while_the_next_is_read() -> None:
+    alive: list[Any] = []
+
+    def item(i: int) -> Any:
+        assert all(batch() is None for batch in alive)
+        return X[i], i
+
+    batches = poisson_batches(private_plan(batch_size=20), Formed(item), seed=0)
+    alive.append(weakref.ref(next(batches)[0]))
+    next(batches)

@@ -147,8 +147,8 @@ class PoissonBatches(Iterator[Batch]):
             num_workers=self._num_workers,
             collate_fn=join,
         )
-        for (inputs, targets), (_, units) in zip(loader, for_units, strict=True):
-            yield inputs, targets, units
+        # unlike a loop and zip, map keeps no batch alive while the next one is read
+        yield from map(lambda batch, sample: (*batch, sample[1]), loader, for_units)
 
 
 class _Tensors:
