@@ -62,6 +62,12 @@ class Call(NamedTuple):
     def run(self) -> Any:
         return self.func(*self.args, **self.kwargs)
 
+    def operands(self, names: str) -> tuple[Any, ...]:
+        """Return the arguments in the order of ``names``; those not given are None."""
+        if self.kwargs:
+            return tuple(self.bind(names).values())
+        return self.args + (None,) * (len(_absent(names)) - len(self.args))
+
     def bind(self, names: str) -> Keywords:
         """Return the arguments by name; those not given are None."""
         absent = _absent(names)

@@ -44,18 +44,17 @@ class Linear(Layer):
 
 @rule(F.linear, always=True)
 def _linear(capture: Capture, call: Call) -> Any:
-    arguments = call.bind("input weight bias")
-    x, weight, bias = arguments["input"], arguments["weight"], arguments["bias"]
+    x, weight, bias = call.operands("input weight bias")
     trained = capture.weight(weight) is not None or capture.weight(bias) is not None
     if not ready(capture, x, weight, bias):
         return generic(capture, call) if trained else call.run()
 
     def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        # of one matrix, or torch multiplies slice by slice; shaped so that it is not a view, which
-        # the tape would have to make another tensor of
+        # of one matrix, or torch multiplies slice by slice
         y = F.linear(x.reshape(-1, x.shape[-1]), weight, bias)
         shape = (*x.shape[:-1], y.shape[-1])
-        return UNSAFE_VIEW(y, shape) if y.requires_grad else y.view(shape)
+        # what the tape notes is no view, of which it would have to make another tensor
+        return UNSAFE_VIEW(y, shape) if trained and y.requires_grad else y.view(shape)
 
     if not trained:  # frozen: for all rows at once too, which vmap does by a slower path
         return capture.all_rows(lambda x: linear(x, weight, bias), x)

@@ -16,11 +16,17 @@ from dpbam.engines.fused.uses import ScaleUse, SumUse
 from dpbam.params import Keywords
 
 
-@rule(F.layer_norm)
+@rule(F.layer_norm, always=True)
 def _layer_norm(capture: Capture, call: Call) -> Any:
     args = call.bind("input normalized_shape weight bias eps")
-    xhat = F.layer_norm(args["input"], args["normalized_shape"], None, None, eps_of(args))
-    return _affine(capture, call, xhat, args["weight"], args["bias"], 0)
+    x, shape, scale, shift = (args[n] for n in ("input", "normalized_shape", "weight", "bias"))
+    trained = capture.weight(scale) is not None or capture.weight(shift) is not None
+    if not trained and is_batched(x) and not differs_by_row(scale, shift):
+        # frozen: for all rows at once, since vmap multiplies and adds in operations of their own
+        eps = eps_of(args)
+        return capture.all_rows(lambda x: F.layer_norm(x, shape, scale, shift, eps), x)
+    xhat = F.layer_norm(x, shape, None, None, eps_of(args))
+    return _affine(capture, call, xhat, scale, shift, 0)
 
 
 @rule(F.rms_norm)
