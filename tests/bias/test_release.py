@@ -157,10 +157,10 @@ def test_noise_test_fails_on_planted_mistakes(mistake: str, monkeypatch) -> None
     """No noise on the statistics; or the gradient's stream used again."""
     right = GaussianNoise.add
 
-    def planted(self, sums, std, step, *, stream="noise", start=0):
+    def planted(self, sums, std, step, *, stream="noise", start=0, **more):
         if mistake == "none" and stream != "noise":
             return dict(sums)
-        return right(self, sums, std, step, start=start)
+        return right(self, sums, std, step, start=start, **more)
 
     monkeypatch.setattr(GaussianNoise, "add", planted)
     counts, bias, gradient = released_noise(100)

@@ -113,7 +113,7 @@ def the_same_in_every_slice(original):
 
 
 def on_the_first_slice_only(original):
-    def add(self, sums, std, step, *, stream="noise", start=0):
+    def add(self, sums, std, step, *, stream="noise", start=0, **more):
         return dict(sums) if start else original(self, sums, std, step)
 
     return add
