@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.overrides import TorchFunctionMode
 
 from dpbam.engines import FusedEngine, LoopEngine
-from dpbam.engines.decomposed.recurrent import DECOMPOSED
+from dpbam.engines.decomposed.recurrent import DECOMPOSED, lstm_layer, lstm_steps
 from dpbam.methods import BAM
 
 # torch's own inversion of a permutation, of one number per row
@@ -50,9 +50,9 @@ class Decomposed(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         self.linear += func is torch.nn.functional.linear
-        if func in DECOMPOSED:
+        if func in DECOMPOSED or func is lstm_layer:
             with self:
-                return DECOMPOSED[func](*args, **(kwargs or {}))
+                return {**DECOMPOSED, lstm_layer: lstm_steps}[func](*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
