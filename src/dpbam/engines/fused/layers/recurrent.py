@@ -13,17 +13,23 @@ Backward, with dh = dL/dh_t in all and e = dL/dc by later steps, both [hidden]:
     P = A R + [0    0           0          tanh(c) o(1-o) 0]
     [da_t  e_{t-1}] = dh P + e R,    dh_{t-1} = dL/dh_{t-1} + da_t W_hh
 
-P and R are computed for all t at once, so that a step takes three kernels. da_t = dL/dz_t is also
+P and R are computed for many t at once, so that a step takes three kernels. da_t = dL/dz_t is also
 the gradient at W_hh h_{t-1} + b_hh: the uses of W_hh and b_hh are those of one layer with T
 positions, whose input is h_{t-1} and whose output's gradient is that of z.
 
-For exact BAM, v is the gradient of L_BAO at da. That at dh is the tangent of h in direction v, and
-it pairs with da as the hbar of W_hh:
+For exact BAM, let v be the gradient of L_BAO at da. Those at dh and e, lambda and mu, are the
+tangents of h and c_ in direction v:
 
     w_t = v_t + W_hh lambda_{t-1},    lambda_t = <P, [w mu]>,    mu_{t+1} = <R, [w mu]>
 
-with lambda = dL_BAO/dh, mu = dL_BAO/de. That at a and c_ has the source d<[w mu], dh P + e R>,
-which autograd computes for all t at once, and runs back through the steps as above.
+with inner products over the five blocks; lambda_{t-1} pairs with da_t as hbar of W_hh. The gradient
+of <[w mu], dh P + e R> at a and c_ is added to [da e] of the second backward pass, and runs back
+with it. For many t at once, with rho = mu_{t+1}, i' = i(1-i) and so on, g' = 1-g^2:
+
+    dc = e + dh A,    k = dL/dc = dh (1 - tanh(c)^2) (o' w_o - 2 tanh(c) o rho)
+    at i: i' (dc ((1-2i) g w_i + g' w_g) + k g)         at f: f' (dc ((1-2f) c_ w_f + mu) + k c_)
+    at g: g' (dc (i' w_i - 2 g i w_g) + k i)            at c_: dc f' w_f + k f
+    at o: o' dh ((1 - tanh(c)^2) rho + (1-2o) tanh(c) w_o)
 """
 
 from __future__ import annotations
@@ -34,7 +40,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from dpbam.engines.batching import apply, is_batched
@@ -86,7 +92,7 @@ def _lstm_layer(capture: Capture, call: Call) -> Any:
             weights = [t.detach() for t in (w_ih, w_hh, b_ih, b_hh) if t is not None]
             hidden = _hidden_states(x.detach(), h.detach(), c.detach(), weights)
         steps = Steps(products, offset, hidden, None if use is None else use.hbar)
-        out, last = apply(Scan, z, h, c, steps, capture.twice)
+        out, last, _ = apply(Scan, z, h, c, steps)
         if use is not None:
             previous = torch.cat([h.unsqueeze(1), out[:, :-1]], 1)
             tape.input(previous if capture.twice else previous.detach(), what)
@@ -99,13 +105,14 @@ def _lstm_layer(capture: Capture, call: Call) -> Any:
 
 
 def _supports(capture: Capture, call: Call) -> bool:
-    """Whether all rows share weights that are parameters, and all is of one full precision."""
+    """Whether all rows share trained or frozen weights, and all is of one full precision."""
     x, h, c, w_ih, w_hh, b_ih, b_hh, _ = call.args
-    tensors = [t for t in (x, h, c, w_ih, w_hh, b_ih, b_hh) if t is not None]
-    source = capture.weight(w_hh)
+    weights = [t for t in (w_ih, w_hh, b_ih, b_hh) if t is not None]
+    tensors, source = [x, h, c, *weights], capture.weight(w_hh)
     return (
         all(map(is_batched, (x, h, c)))
-        and not any(is_batched(t) for t in tensors[3:])
+        # not a detached parameter, which the ascent step moves, and which only that pass knows
+        and all(capture.weight(w) or isinstance(w, nn.Parameter) for w in weights)
         and ready(capture, h, w_hh, b_hh)
         and (source is None or not source.centred)
         and {t.dtype for t in tensors} in ({torch.float32}, {torch.float64})
@@ -228,25 +235,14 @@ def _run(z: Tensor, h: Tensor, c: Tensor, steps: Steps) -> tuple[Tensor, States]
     return hidden, States(gates, g, cs)
 
 
-class Coefficients(NamedTuple):
-    """P and R: [T, M, 5, hidden]."""
-
-    p: Tensor
-    r: Tensor
-
-    @classmethod
-    def of(cls, states: States) -> Coefficients:
-        gates, g, c = states
-        p, r = (g.new_empty(*g.shape[:2], 5, g.shape[2]) for _ in range(2))
-        for at in cached_slices(p):
-            _fill(p[at], r[at], gates[at], g[at], c[:-1][at], c[1:][at])
-        return cls(p, r)
-
-
-def _fill(p: Tensor, r: Tensor, gates: Tensor, g: Tensor, before: Tensor, c: Tensor) -> None:
+def _coefficients(states: States, at: slice) -> Tensor:
+    """Return P and R of some steps: [T, M, 2, 5, hidden]."""
+    gates, g, before, c = (t[at] for t in (states.gates, states.g, states.c[:-1], states.c[1:]))
     i, f, _, o = gates.chunk(4, -1)
     slope_i, slope_f, _, slope_o = torch.addcmul(gates, gates, gates, value=-1).chunk(4, -1)
     one, tanh = g.new_ones(()), c.tanh()
+    both = g.new_empty(*g.shape[:2], 2, 5, g.shape[2])
+    p, r = both.unbind(2)
     torch.mul(slope_i, g, out=r[:, :, 0])
     torch.mul(slope_f, before, out=r[:, :, 1])
     torch.mul(i, torch.addcmul(one, g, g, value=-1), out=r[:, :, 2])
@@ -254,124 +250,137 @@ def _fill(p: Tensor, r: Tensor, gates: Tensor, g: Tensor, before: Tensor, c: Ten
     r[:, :, 4] = f
     torch.mul(r, torch.addcmul(one, tanh, tanh, value=-1).mul_(o).unsqueeze(2), out=p)
     torch.mul(tanh, slope_o, out=p[:, :, 3])
+    return both
 
 
 def _run_back(
-    coefficients: Coefficients, steps: Steps, dh: Tensor, e: Tensor, source: Tensor | None = None
+    states: States, steps: Steps, dh: Tensor, e: Tensor, source: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return [da_t e_{t-1}], [T, M, 5, hidden], plus a source, and da_1 W_hh.
+    """Return [da_t e_{t-1}], [T, M, 5, hidden], and da_1 W_hh.
 
     Args:
-        coefficients: P and R; without a source P is overwritten.
+        states: of the forward steps.
         steps: the products.
         dh: dL/dh_t, in the end in all: [T, M, hidden].
         e: dL/dc of the last step: [M, hidden].
-        source: what is added to [da_t e_{t-1}] before it runs back; it is overwritten.
+        source: what is added to [da_t e_{t-1}] at each step; it is overwritten.
     """
-    p, r = coefficients
-    results = p if source is None else source
-    first = torch.zeros_like(e)
-    da = results[:, :, :4].flatten(2)
-    e = e.unsqueeze(1)
-    before = [first, *dh[:-1]]
-    each = zip(p, r, results, da, dh.unsqueeze(2), before, strict=True)
-    for p_t, r_t, result, da_t, dh_t, dh_before in reversed(list(each)):
-        if source is None:
-            result.mul_(dh_t)
-        else:
-            result.addcmul_(p_t, dh_t)
-        result.addcmul_(r_t, e)
-        e = result[:, 4:]
-        steps.project_back(dh_before, da_t)
-    return results, first
+    d = dh.new_empty(*dh.shape[:2], 5, dh.shape[2]) if source is None else source
+    first, e = torch.zeros_like(e), e.unsqueeze(1)
+    before, da = [first, *dh[:-1]], d[:, :, :4].flatten(2)
+    for at in reversed(cached_slices(d)):
+        p, r = _coefficients(states, at).unbind(2)
+        each = list(zip(p, r, d[at], da[at], dh[at].unsqueeze(2), before[at], strict=True))
+        for p_t, r_t, d_t, da_t, dh_t, dh_before in reversed(each):
+            if source is None:
+                torch.mul(p_t, dh_t, out=d_t)
+            else:
+                d_t.addcmul_(p_t, dh_t)
+            d_t.addcmul_(r_t, e)
+            e = d_t[:, 4:]
+            steps.project_back(dh_before, da_t)
+    return d, first
+
+
+def _run_tangent(states: States, steps: Steps, w: Tensor, first: Tensor) -> Tensor:
+    """Add W_hh lambda_{t-1} to w, [T, M, gates]; return lambda_{t-1} and mu_t.
+
+    ``first`` and each step of the result are [M, 2, hidden]; the result has one step more than w.
+    """
+    tangent = torch.cat([first[None], first.new_empty(len(w), *first.shape)])
+    for at in cached_slices(w):
+        blocks = split_axis(w[at], 2, (4, -1)).unsqueeze(2)
+        nows, afters = tangent[:-1][at], tangent[1:][at]
+        each = zip(_coefficients(states, at), w[at], blocks, nows, afters, strict=True)
+        for both, w_t, blocks_t, now, after in each:
+            steps.project(w_t, now[:, 0])
+            torch.sum(both[:, :, :4] * blocks_t, 2, out=after)
+            after.addcmul_(both[:, :, 4], now[:, 1:])
+    return tangent
 
 
 class Scan(torch.autograd.Function):
-    """(z, h, c), [N, T, B, gates] and [N, B, hidden] -> (h_t, [N, T, B, hidden], the last c)."""
+    """(z, h, c), [N, T, B, gates] and [N, B, hidden] -> (h_t, [N, T, B, hidden], the last c, _).
+
+    The third result has no values. Its gradient is what :class:`ScanBack` adds to [da e].
+    """
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, h: Tensor, c: Tensor, steps: Steps, twice: bool) -> Any:
+    def forward(ctx: Any, z: Tensor, h: Tensor, c: Tensor, steps: Steps) -> Any:
         hidden, states = _run(z, h, c, steps)
-        ctx.steps, ctx.twice = steps._replace(hidden=None), twice
-        ctx.save_for_backward(*states, *((z, h, c) if twice else ()))
-        return _by_row(hidden, len(z)), states.c[-1].view(c.shape).clone()
+        hidden_by_row, last = _by_row(hidden, len(z)), states.c[-1].view(c.shape).clone()
+        source = z.new_empty(1).expand(*hidden.shape[:2], 5, hidden.shape[2])
+        ctx.steps, ctx.shapes = steps._replace(hidden=None), (hidden_by_row.shape, c.shape)
+        ctx.save_for_backward(*states, source)
+        ctx.set_materialize_grads(False)
+        return hidden_by_row, last, source
 
     @staticmethod
-    def backward(ctx: Any, dh: Tensor, dc: Tensor) -> Any:
-        states = ctx.saved_tensors[:3]
-        if ctx.twice:
-            inputs = ctx.saved_tensors[3:]
-            return *apply(ScanBack, dh, dc, *inputs, States(*states), ctx.steps), None, None
-        coefficients = Coefficients.of(States(*states))
-        results, first = _run_back(coefficients, ctx.steps, _by_time(dh), dc.flatten(0, 1))
-        return *_gradients(results, first, dc), None, None
+    def backward(ctx: Any, dh: Tensor | None, dc: Tensor | None, source: Tensor | None) -> Any:
+        *tensors, no_values = ctx.saved_tensors
+        states = States(*tensors)
+        dh, dc = (
+            states.c.new_zeros(shape) if t is None else t
+            for t, shape in zip((dh, dc), ctx.shapes, strict=True)
+        )
+        if torch.is_grad_enabled():  # a second backward pass follows
+            return *apply(ScanBack, dh, dc, no_values, states, ctx.steps), None
+        d, first = _run_back(states, ctx.steps, _by_time(dh), dc.flatten(0, 1), source)
+        return *_gradients(d, first, dc), None
 
 
-def _gradients(results: Tensor, first: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _gradients(d: Tensor, first: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients in z, h and c."""
-    rows = len(c)
-    dz = _by_row(results[:, :, :4].flatten(2), rows)
-    return dz, first.view(c.shape), results[0, :, 4].reshape(c.shape)
+    dz = _by_row(d[:, :, :4].flatten(2), len(c))
+    return dz, first.view(c.shape), d[0, :, 4].reshape(c.shape)
 
 
 class ScanBack(torch.autograd.Function):
-    """(dh, dc, z, h, c) -> the gradients of Scan in z, h and c."""
+    """(dh, dc, the third result of Scan) -> the gradients in z, h and c."""
 
     @staticmethod
     def forward(
-        ctx: Any, dh: Tensor, dc: Tensor, z: Tensor, h: Tensor, c: Tensor, states: States,
-        steps: Steps,
-    ) -> Any:  # fmt: skip
-        p, r = Coefficients.of(states)
-        dh_all, e = _by_time(dh), dc.flatten(0, 1)
-        results, first = _run_back(Coefficients(p, r), steps, dh_all, e, r.new_zeros(r.shape))
+        ctx: Any, dh: Tensor, dc: Tensor, no_values: Tensor, states: States, steps: Steps
+    ) -> Any:
+        dh = _by_time(dh)
+        d, first = _run_back(states, steps, dh, dc.flatten(0, 1), None)
         ctx.steps = steps
-        ctx.save_for_backward(*states, p, r, results, dh_all, dc)
-        return _gradients(results, first, dc)
+        ctx.save_for_backward(*states, d, dh, dc)
+        return _gradients(d, first, dc)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, v: Tensor, v_h: Tensor, v_c: Tensor) -> Any:
-        *states, p, r, results, dh, dc = ctx.saved_tensors
-        length, rows_of_all, _, size = p.shape
-        tangent = p.new_empty(length + 1, rows_of_all, 5, size)  # w and mu
-        tangent[:-1, :, :4] = split_axis(_by_time(v), 2, (4, size))
-        tangent[0, :, 4] = v_c.flatten(0, 1)
-        tangent_h = p.new_empty(length + 1, rows_of_all, size)  # lambda, with the first
-        tangent_h[0] = v_h.flatten(0, 1)
-        w = tangent[:, :, :4].flatten(2)
-        for t in range(length):
-            ctx.steps.project(w[t], tangent_h[t])
-            torch.sum(p[t] * tangent[t], 1, out=tangent_h[t + 1])
-            torch.sum(r[t] * tangent[t], 1, out=tangent[t + 1, :, 4])
+        gates, g, c, d, dh, dc = ctx.saved_tensors
+        w, first = _by_time(v), torch.stack([v_h, v_c], 2).flatten(0, 1)
+        tangent = _run_tangent(States(gates, g, c), ctx.steps, w, first)
+        in_h, in_c = tangent.unbind(2)
         if ctx.steps.hbar is not None:
-            ctx.steps.hbar.append(_by_row(tangent_h[:-1], len(v)))
-        e = torch.cat([results[1:, :, 4], dc.flatten(0, 1)[None]])
-        gates, g, c = states
-        source = torch.empty_like(p)
-        for at in cached_slices(p):
-            source[at] = _source(gates[at], g[at], c[:-1][at], tangent[:-1][at], dh[at], e[at])
-        none = torch.zeros_like(dh), torch.zeros_like(e[0])
-        second, first = _run_back(Coefficients(p, r), ctx.steps, *none, source)
-        in_dc = tangent[-1, :, 4].reshape(dc.shape)
-        return _by_row(tangent_h[1:], len(v)), in_dc, *_gradients(second, first, dc), None, None
+            ctx.steps.hbar.append(_by_row(in_h[:-1], len(v)))
+        e = torch.cat([d[1:, :, 4], dc.flatten(0, 1)[None]])
+        source = torch.empty_like(d)
+        for at in cached_slices(d):
+            values = gates[at], g[at], c[:-1][at], c[1:][at]
+            _fill_source(source[at], *values, w[at], in_c[:-1][at], in_c[1:][at], dh[at], e[at])
+        return _by_row(in_h[1:], len(v)), in_c[-1].reshape(dc.shape), source, None, None
 
 
-def _source(gates: Tensor, g: Tensor, c: Tensor, tangent: Tensor, dh: Tensor, e: Tensor) -> Tensor:
-    """Return the gradient of <dh, tangent of h> + <e, tangent of c> at a and c_.
-
-    The tangent of a step is that in direction [w mu]; all t at once: [T, M, 5, hidden].
-    """
-    with torch.enable_grad():
-        leaves = [t.detach().requires_grad_() for t in (*gates.chunk(4, -1), c)]
-        i, f, _, o, c = leaves
-        leaves[2] = g = g.detach().requires_grad_()
-        slopes = [i * (1 - i), f * (1 - f), 1 - g * g, o * (1 - o)]
-        of_i, of_f, of_g, of_o = (s * w for s, w in zip(slopes, tangent.unbind(2), strict=False))
-        tanh = torch.tanh(f * c + i * g)
-        of_c = of_i * g + of_f * c + i * of_g + f * tangent[:, :, 4]
-        of_h = of_o * tanh + o * (1 - tanh * tanh) * of_c
-        total = (dh * of_h + e * of_c).sum()
-    *in_gates, in_c = torch.autograd.grad(total, leaves)
-    in_a = [t * slope.detach() for t, slope in zip(in_gates, slopes, strict=True)]
-    return torch.stack([*in_a, in_c], 2)
+def _fill_source(
+    source: Tensor, gates: Tensor, g: Tensor, before: Tensor, c: Tensor, w: Tensor, mu: Tensor,
+    rho: Tensor, dh: Tensor, e: Tensor,
+) -> None:  # fmt: skip
+    """Fill the gradient of <[w mu], dh P + e R> at a and c_ of some steps: [T, M, 5, hidden]."""
+    i, f, _, o = gates.chunk(4, -1)
+    w_i, w_f, w_g, w_o = w.chunk(4, -1)
+    slopes = torch.addcmul(gates, gates, gates, value=-1)  # i', f', -, o'
+    slope_i, slope_f, _, slope_o = slopes.chunk(4, -1)
+    i2, f2, _, o2 = (1 - 2 * gates).chunk(4, -1)  # 1-2i, 1-2f, -, 1-2o
+    slope_g, tanh = 1 - g * g, c.tanh()
+    slope_tanh = 1 - tanh * tanh
+    dc = torch.addcmul(e, dh, slope_tanh * o)
+    k = dh * slope_tanh * (slope_o * w_o - 2 * tanh * o * rho)
+    source[:, :, 0] = slope_i * (dc * (i2 * g * w_i + slope_g * w_g) + k * g)
+    source[:, :, 1] = slope_f * (dc * (f2 * before * w_f + mu) + k * before)
+    source[:, :, 2] = slope_g * (dc * (slope_i * w_i - 2 * g * i * w_g) + k * i)
+    source[:, :, 3] = slope_o * dh * (slope_tanh * rho + o2 * tanh * w_o)
+    source[:, :, 4] = dc * slope_f * w_f + k * f
