@@ -51,6 +51,7 @@ from dpbam.engines.fused.layers.linear import Linear
 from dpbam.engines.fused.rules import Call, bare, ready, rule
 from dpbam.engines.fused.tape import COMPOSED, Capture
 from dpbam.engines.fused.uses import Flow, MatrixUse, SumUse
+from dpbam.engines.precision import full_precision
 
 Product = tuple[Tensor, ...]  # factors [U or 1, in, out]
 COMPOSED[lstm_layer] = lstm_steps
@@ -84,7 +85,8 @@ def _lstm_layer(capture: Capture, call: Call) -> Any:
         if source:
             use = HiddenUse(source, layer, len(tape.inputs), j)
             if ascent is not None:
-                products = ascent.products(use, len(tape.uses))
+                with full_precision():
+                    products = ascent.products(use, len(tape.uses))
         if shift and ascent is not None and (step := ascent.step_of(shift)) is not None:
             offset = (offset + step)[:, None]  # [N, 1, gates]
         hidden = None
@@ -92,7 +94,8 @@ def _lstm_layer(capture: Capture, call: Call) -> Any:
             weights = [t.detach() for t in (w_ih, w_hh, b_ih, b_hh) if t is not None]
             hidden = _hidden_states(x.detach(), h.detach(), c.detach(), weights)
         steps = Steps(products, offset, hidden, None if use is None else use.hbar)
-        out, last, _ = apply(Scan, z, h, c, steps)
+        with full_precision():  # as the moved weights, and as the backward pass
+            out, last, _ = apply(Scan, z, h, c, steps)
         if use is not None:
             previous = torch.cat([h.unsqueeze(1), out[:, :-1]], 1)
             tape.input(previous if capture.twice else previous.detach(), what)
