@@ -33,9 +33,9 @@ PER_PLAIN = {  # kernels of a whole step, as multiples of the plain forward and 
     ("vit", "dp-sgd"): 2.6,
     ("vit", "bam"): 4.7,
     ("vit", "bam-exact"): 10.0,
-    ("lstm", "dp-sgd"): 53.0,  # torch runs a plain LSTM of 32 steps as one kernel, 20 in all
-    ("lstm", "bam"): 115.0,
-    ("lstm", "bam-exact"): 180.0,
+    ("lstm", "dp-sgd"): 14.5,  # torch runs a plain LSTM of 32 steps as one kernel, 20 in all
+    ("lstm", "bam"): 45.0,
+    ("lstm", "bam-exact"): 40.5,
 }
 READS = 2, 2  # per physical and per logical batch
 QUICK = [key for key in PER_PLAIN if key[0] == "convolutions"]

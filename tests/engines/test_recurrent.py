@@ -15,8 +15,9 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.overrides import TorchFunctionMode
 
 from dpbam.engines import FusedEngine, LoopEngine
-from dpbam.engines.decomposed.recurrent import DECOMPOSED
-from dpbam.methods import BAM
+from dpbam.engines.decomposed.recurrent import DECOMPOSED, lstm_layer, lstm_steps
+from dpbam.engines.fused.layers import recurrent as rules
+from dpbam.methods import BAM, DPSGD
 
 # torch's own inversion of a permutation, of one number per row
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -50,9 +51,9 @@ class Decomposed(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         self.linear += func is torch.nn.functional.linear
-        if func in DECOMPOSED:
+        if func in DECOMPOSED or func is lstm_layer:
             with self:
-                return DECOMPOSED[func](*args, **(kwargs or {}))
+                return {**DECOMPOSED, lstm_layer: lstm_steps}[func](*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
@@ -309,3 +310,124 @@ def test_moved_weights_are_kept_for_a_pass_and_constant_biases_are_not() -> None
         made(model, loss).directions(batch, BAM(0.3), 0.3) for made in (FusedEngine, LoopEngine)
     )
     torch.testing.assert_close(found.norms(), wanted.norms(), rtol=1e-9, atol=0)
+
+
+class Sequences(nn.Module):
+    """An LSTM with a loss of every output: all steps, the last state, and the last cell.
+
+    Args:
+        given: initial states, none, of the row, or trained.
+        constant: which of the layer's weights are detached.
+        frozen: which are not trained.
+        twice: whether the layer also reads the sequence without its first step.
+        options: of the layer.
+    """
+
+    def __init__(
+        self, given: str = "none", *, constant: tuple[int, ...] = (), frozen: tuple[int, ...] = (),
+        twice: bool = False, **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.layer = nn.LSTM(3, 4, batch_first=True, **options)
+        self.given, self.constant, self.twice = given, constant, twice
+        for i in frozen:
+            self.layer._flat_weights[i].requires_grad_(False)
+        count = self.layer.num_layers * (2 if self.layer.bidirectional else 1)
+        self.start = nn.Parameter(torch.randn(2, count, 1, 4))
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(0, -3)  # [sequences of a row, T, 3]
+        start = self.start.expand(-1, -1, len(x), -1)
+        if self.given == "none":
+            start = torch.zeros_like(start)
+        if self.given == "row":
+            start = x.mean() * start.detach()
+        parts = [self.run(x, start)]
+        if self.twice:
+            parts.append(self.run(x[:, 1:], start))
+        total = sum(
+            out.mean(1).unflatten(1, (-1, 4)).sum(1) + h.sum(0) * c[0] for out, h, c in parts
+        )
+        return self.head(total).mean(0, keepdim=True)
+
+    def run(self, x: Tensor, start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        layer, states = self.layer, tuple(start.contiguous().unbind(0))
+        weights = [
+            w.detach() if i in self.constant else w for i, w in enumerate(layer._flat_weights)
+        ]
+        settings = layer.bias, layer.num_layers, 0.0, False, layer.bidirectional, True
+        return torch.lstm(x, states, weights, *settings)
+
+
+BY_THE_RULE: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "reverse too, two layers": {"bidirectional": True, "num_layers": 2},
+    "without bias": {"bias": False},
+    "initial state of the row": {"given": "row", "bidirectional": True},
+    "trained initial state": {"given": "trained", "num_layers": 2},
+    "used twice": {"twice": True},
+    "frozen hidden weight": {"frozen": (1,)},
+    "frozen input weight and hidden bias": {"frozen": (0, 3), "bidirectional": True},
+    "frozen layer": {"frozen": (0, 1, 2, 3), "num_layers": 2},
+}
+STEP_BY_STEP: dict[str, dict[str, Any]] = {
+    "constant hidden weight": {"constant": (1,)},
+    "constant input weight and bias": {"constant": (0, 2)},
+}
+METHODS = {
+    "dp-sgd": (DPSGD(), 0.0),
+    "bam": (BAM(0.3), 0.3),
+    "exact bam": (BAM(0.3, exact=True), 0.3),
+}
+
+
+def assert_as_the_loop_engine(model: nn.Module, x: Tensor, name: str, views: int = 1) -> None:
+    loss, (method, lam) = nn.CrossEntropyLoss(reduction="none"), METHODS[name]
+    batch = make_batch(x, torch.arange(len(x)) % 3, len(x), views)
+    fused, loop = (
+        engine(model, loss).directions(batch, method, lam) for engine in (FusedEngine, LoopEngine)
+    )
+    torch.testing.assert_close(fused.norms(), loop.norms(), rtol=1e-9, atol=0)
+    factors = torch.linspace(0.5, 1, batch.units, dtype=x.dtype)[None]
+    sums = fused.weighted_sum(factors), loop.weighted_sum(factors)
+    for parameter, wanted in sums[1].items():
+        torch.testing.assert_close(sums[0][parameter], wanted, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("steps", [5, 40], ids=["gram matrices", "materialised"])
+@pytest.mark.parametrize("case", BY_THE_RULE)
+def test_all_steps_at_once_equal_the_loop_engine(
+    case: str, steps: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("the layer runs step by step")
+
+    monkeypatch.setattr(rules, "lstm_steps", refuse)
+    torch.manual_seed(0)
+    model = Sequences(**BY_THE_RULE[case]).double()
+    assert_as_the_loop_engine(model, torch.randn(4, steps, 3).double(), name)
+    assert_as_the_loop_engine(model, torch.randn(4, 2, steps, 3).double(), name, views=2)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("case", STEP_BY_STEP)
+def test_layers_of_constant_weights_equal_the_loop_engine(case: str, name: str) -> None:
+    torch.manual_seed(0)
+    model = Sequences(**STEP_BY_STEP[case]).double()
+    assert_as_the_loop_engine(model, torch.randn(4, 5, 3).double(), name)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_direction_of_an_lstm_depends_on_its_own_row_alone(name: str) -> None:
+    torch.manual_seed(0)
+    model, x = Sequences(bidirectional=True), torch.randn(4, 12, 3)
+    loss, (method, lam) = nn.CrossEntropyLoss(reduction="none"), METHODS[name]
+    norms = []
+    for value in (0.0, 1e3, torch.nan):
+        x[2] = value
+        batch = make_batch(x, torch.tensor([0, 1, 2, 0]), 4)
+        norms.append(FusedEngine(model, loss).directions(batch, method, lam).norms()[0, [0, 1, 3]])
+    assert torch.equal(norms[0], norms[1])
+    assert torch.equal(norms[0], norms[2])

@@ -12,7 +12,8 @@ state, [i f g o] = W_ih x_t + b_ih + W_hh h_{t-1} + b_hh split in four:
 * RNN: h_t = tanh(...) or relu(...).
 
 The input projection W_ih x is one ``F.linear`` over the whole sequence; only the hidden projection
-is computed step by step.
+is computed step by step. An LSTM layer in one direction is a torch function of its own,
+:func:`lstm_layer`, so that an engine can run all its steps by a rule.
 """
 
 from __future__ import annotations
@@ -71,6 +72,34 @@ def lstm_gates(x: Tensor, projected: Tensor, c: Tensor) -> tuple[Tensor, Tensor]
     return o.sigmoid() * c.tanh(), c
 
 
+def lstm_layer(
+    x: Tensor, h: Tensor, c: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None,
+    b_hh: Tensor | None, reverse: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return (h_t of all steps, the last c) of x [T, B, width]: [T, B, hidden], [B, hidden].
+
+    A torch function of its own, so that an engine may run all steps at once.
+    """
+    arguments = x, h, c, w_ih, w_hh, b_ih, b_hh, reverse
+    tensors = tuple(t for t in arguments if isinstance(t, Tensor))
+    if has_torch_function(tensors):
+        outputs: tuple[Tensor, Tensor] = handle_torch_function(lstm_layer, tensors, *arguments)
+        return outputs
+    return lstm_steps(*arguments)
+
+
+def lstm_steps(
+    x: Tensor, h: Tensor, c: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None,
+    b_hh: Tensor | None, reverse: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the same as :func:`lstm_layer`, step by step."""
+    sequence = Padded()
+    advance = partial(_lstm_step, Weights(w_ih, w_hh, b_ih, b_hh))
+    steps = sequence.split(F.linear(x, w_ih, b_ih))
+    outputs, (_, c) = sequence.scan(advance, steps, (h, c), reverse=reverse)
+    return sequence.join(outputs), c
+
+
 def _gru_step(weights: Weights, x: Tensor, state: State) -> State:
     (h,) = state
     x_r, x_z, x_n = x.chunk(3, -1)
@@ -126,15 +155,27 @@ def _run(layers: Layers, x: Tensor, sequence: Padded) -> tuple[Tensor, list[Stat
             at = layer * layers.directions + direction
             weights = layers.weights[at]
             start = tuple(s + x.new_zeros(s.shape) for s in layers.start[at])  # one state per row
-            steps = sequence.split(F.linear(x, weights.ih, weights.b_ih))
-            advance = partial(layers.step, weights)
-            out, end = sequence.scan(advance, steps, start, reverse=direction == 1)
-            outputs.append(sequence.join(out))
+            out, end = _run_layer(layers.step, weights, x, start, sequence, reverse=direction == 1)
+            outputs.append(out)
             final.append(end)
         x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
         if layer < last and layers.dropout > 0:
             x = F.dropout(x, layers.dropout, True)
     return x, final
+
+
+def _run_layer(
+    step: Step, weights: Weights, x: Tensor, start: State, sequence: Padded, *, reverse: bool
+) -> tuple[Tensor, State]:
+    """Run one layer in one direction; return (output, final state)."""
+    if step is _lstm_step and weights.hr is None and sequence.one_length:
+        h, c = start
+        ih, hh, b_ih, b_hh, _ = weights
+        out, c = lstm_layer(x, h, c, ih, hh, b_ih, b_hh, reverse)
+        return out, (out[0 if reverse else -1], c)
+    steps = sequence.split(F.linear(x, weights.ih, weights.b_ih))
+    outputs, end = sequence.scan(partial(step, weights), steps, start, reverse=reverse)
+    return sequence.join(outputs), end
 
 
 def _recurrent(step: Step, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:

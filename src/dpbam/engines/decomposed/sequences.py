@@ -14,7 +14,7 @@ A recurrent layer reads a sequence in one of three forms, with the same three me
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ Advance = Callable[[Tensor, State], State]
 
 class Padded:
     """Sequences of one length: [T, B, width]."""
+
+    one_length: ClassVar[bool] = True
 
     def split(self, x: Tensor) -> Sequence[Tensor]:
         """Return one [B, width] per step."""
@@ -66,6 +68,8 @@ class Padded:
 class Packed(Padded):
     """Sequences of different lengths, step by step, the longest sequence first."""
 
+    one_length = False
+
     def __init__(self, batch_sizes: Tensor) -> None:
         self._sizes = _numbers(batch_sizes)
 
@@ -79,6 +83,8 @@ class Packed(Padded):
 
 class Masked(Padded):
     """Padded sequences [T, B, width] of which only the first ``lengths`` [B] steps count."""
+
+    one_length = False
 
     def __init__(self, lengths: Tensor) -> None:
         self._lengths = lengths

@@ -86,6 +86,23 @@ class Ascent:
             return self._run_moved(use, x, g, bias)
         return y if bias.weight is None else self.shifted(y, bias.weight, channel_axes)
 
+    def products(self, use: MatrixUse, place: int) -> list[tuple[Tensor, ...]]:
+        """Return D^T of every unit at D + eps_u G_u as a sum of products: of a linear layer.
+
+        Each factor is [U, in, out], or [1, in, out] where units share it. For a layer that reads
+        what it computed before, so that its steps cannot be one call of :meth:`matrix`.
+        """
+        shared = use.weight.tensor.detach()
+        gradient, norm = self._gradient_at(place, use)
+        if gradient is None:
+            step = self._step_by_unit(use.weight)
+            return [((shared[None] if step is None else shared + step).mT,)]
+        if norm is not None and norm.by_gram and gradient.layer == use.layer:
+            pairs = self._scale_pairs(gradient)
+            return [(shared[None].mT,), *((a.mT, b) for a, b in pairs)]
+        g = _materialise(gradient, norm)
+        return [(self._once("weight", use.weight, lambda: self._move_weight(use.weight, g)).mT,)]
+
     def _run_moved(self, use: MatrixUse, x: Tensor, g: Tensor, bias: Bias) -> Tensor:
         """Return f(D + eps_u G_u, x) + bias + its step: one layer whose groups are the units."""
         with full_precision():

@@ -82,6 +82,7 @@ def _absent(names: str) -> dict[str, None]:
 Rule = Callable[["Capture", Call], Any]
 RULES: dict[Callable[..., Any], Rule] = {}
 ALWAYS: set[Callable[..., Any]] = set()  # functions whose rule also applies without a parameter
+COMPOSED: dict[Callable[..., Any], Callable[..., Any]] = {}  # the same by functions with rules
 LOOKUPS: set[Callable[..., Any]] = set()  # functions that read a parameter at given indices
 
 
@@ -196,6 +197,9 @@ class Capture(TorchFunctionMode):
 
     def _run(self, call: Call, weights: list[Weight], varying: bool) -> Any:
         constant = not torch.is_grad_enabled() or any(weight.constant for weight in weights)
+        if weights and constant and call.func in COMPOSED:  # of one part, perhaps
+            with self:
+                return COMPOSED[call.func](*call.args, **call.kwargs)
         # a detached parameter is a constant, unless the ascent step moves it
         if not weights or (constant and self.ascent is None):
             ruled = varying and call.func in ALWAYS and not weights
