@@ -276,9 +276,17 @@ def restored(parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
     try:
         yield
     finally:
-        with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter.copy_(saved[name])
+        try:
+            _overwrite(parameters, saved)
+        except BaseException:  # Ctrl-C between two parameters: from the first one again
+            _overwrite(parameters, saved)
+            raise
+
+
+def _overwrite(parameters: Mapping[str, nn.Parameter], values: Params) -> None:
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(values[name])
 
 
 @contextmanager

@@ -177,6 +177,7 @@ PROMISES = (
              "check_a_charged_step_is_taken_again_on_resume",
              "check_a_replay_that_is_interrupted_is_replayed",
              "check_an_interrupted_step_leaves_no_record",
+             "check_an_interrupt_leaves_theta",
              "check_observers_and_filters_get_copies")),
     Promise("a ledger's file has one writer at a time, is read again when it grew, and is never "
             "continued without what it held",
@@ -186,6 +187,7 @@ PROMISES = (
              "check_a_lost_file_is_not_continued", "check_a_deleted_file_is_not_begun_anew",
              "check_a_cut_file_is_not_continued",
              "check_a_reader_changes_nothing",
+             "check_an_interrupted_charge_counts_once",
              "check_a_line_counts_once_and_says_one_thing")),
     Promise("in the trainers of Hugging Face and Lightning, what would go past the oracle is "
             "refused; a resumed training keeps what was released after its checkpoint",

@@ -9,14 +9,14 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from dpbam import DPSAT, Ledger, PrivateGradientOracle
+from dpbam import DPSAT, Ledger, PrivateGradientOracle, params
 from dpbam import observers as observers_module
 from dpbam import oracle as oracle_module
 from dpbam.bias import PrivateStatistics
@@ -317,7 +317,43 @@ def check_an_interrupted_step_leaves_no_record() -> None:
         oracle.backward(inputs, targets, units)
 
 
+def check_an_interrupt_leaves_theta() -> None:
+    """Ctrl-C between two parameters, while DP-SAT's shift of theta is undone."""
+    model = smooth_net()
+    theta = flat({n: p.detach().clone() for n, p in model.named_parameters()})
+    shift = {n: torch.ones_like(p) for n, p in model.named_parameters()}
+    copy, copies = Tensor.copy_, []
+
+    def copy_(self: Tensor, values: Tensor) -> Tensor:
+        copies.append(values)
+        if len(copies) == 2:
+            raise KeyboardInterrupt
+        return copy(self, values)
+
+    parameters = dict(model.named_parameters())
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        suppress(KeyboardInterrupt),
+        params.shifted(parameters, shift),
+    ):
+        patch.setattr(Tensor, "copy_", copy_)
+    assert len(copies) > 2, "nothing was interrupted"
+    assert torch.equal(flat({n: p.detach() for n, p in model.named_parameters()}), theta)
+
+
 # --- the mistakes
+
+
+def restored_once(original: Any) -> Any:
+    @contextmanager
+    def restored(parameters: Any) -> Iterator[None]:
+        saved = {n: p.detach().clone() for n, p in parameters.items()}
+        try:
+            yield
+        finally:
+            params._overwrite(parameters, saved)
+
+    return restored
 
 
 def taken_at_its_end(original: Any) -> Any:
@@ -350,6 +386,9 @@ def keeps_the_batch(original: Any) -> Any:
 
 
 MISTAKES = {
+    "a shift that is half undone": Mistake(
+        check_an_interrupt_leaves_theta, params, "restored", restored_once
+    ),
     "an interrupted batch kept": Mistake(
         check_an_interrupted_step_leaves_no_record, WeakTensors, "__getstate__", keeps_the_batch
     ),
