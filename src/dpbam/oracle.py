@@ -40,7 +40,7 @@ from dpbam.privacy.randomness import Randomness, SecureRandomness
 from dpbam.privacy.sampling import PoissonSampler
 from dpbam.privacy.secure_noise import make_noise
 from dpbam.reference import reference_step
-from dpbam.scratch import SumMemory
+from dpbam.scratch import SumMemory, check_unwritten
 
 
 class PrivateGradientOracle:
@@ -270,8 +270,11 @@ class PrivateGradientOracle:
         plan, number, theta = self.plan, self.step, admitted.theta
         history, method, lam = self._present(theta)
         batch = admitted.batch.keyed(self.randomness, number)
-        if self.physical_batch_size is None and len(batch.ids):
-            self._computation.fit_or_fall_back(inputs, targets, method, lam)
+        if not self._computation.tried and len(batch.ids):
+            # once: which engine serves, and on how many rows, is decided on rows without a record
+            with self._memory.fixed(theta, admitted.constants) as changed:
+                self._computation.fit_or_fall_back(inputs, targets, method, lam)
+                check_unwritten(float(changed()))
         clipping = self.clipping.at(number, plan.clip_factor_at(number))
         check_step_clipping(self.clipping, clipping)
         shift = method.ascent(lam, history.previous, lambda: self._gradient_for_ascent(batch))

@@ -73,6 +73,7 @@ PROMISES = (
             "rows without a record",
             ("check_no_number_is_fixed_by_a_record_where_memory_is_measured",
              "check_no_number_is_fixed_by_a_record_where_the_rows_are_given",
+             "check_no_record_chooses_the_engine",
              "test_a_model_that_changes_engines_by_its_first_use_is_refused",
              "test_a_number_in_an_object_that_the_code_names_is_refused_by_name",
              "test_the_measured_loss_does_not_fix_a_number"),
