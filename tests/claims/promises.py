@@ -84,7 +84,7 @@ PROMISES = (
     Promise("views and records are averaged before the clip",
             ("check_views_are_averaged_before_the_clip", "check_a_unit_is_the_mean_of_its_rows")),
     Promise("65,536 aligned gradients: one moves the computed sum by at most C (1 + 2^-11)",
-            ("check_many_physical_batches", "check_one_physical_batch")),
+            ("check_many_physical_batches", "check_one_physical_batch", "check_factors_of_float64")),
     Promise("norms do not vanish in half precision", ("check_half_precision_norms",)),
     Promise("NaN and infinity contribute zero",
             ("check_bad_samples_vanish", "check_bam_at_a_zero_gradient")),
