@@ -24,7 +24,7 @@ from dpbam.engines import Engine, Loss
 from dpbam.engines.memory import Fit
 from dpbam.errors import ArgumentError
 from dpbam.filters import Filter
-from dpbam.guard import SAMPLINGS, Admitted, Guard, check_step_clipping
+from dpbam.guard import SAMPLINGS, Admitted, Guard
 from dpbam.inspection import Movement, PerSample
 from dpbam.joint_release import JointRelease, StepStatistics
 from dpbam.loading import PoissonBatches
@@ -275,8 +275,7 @@ class PrivateGradientOracle:
             with self._memory.fixed(theta, admitted.constants) as changed:
                 self._computation.fit_or_fall_back(inputs, targets, method, lam)
                 check_unwritten(float(changed()))
-        clipping = self.clipping.at(number, plan.clip_factor_at(number))
-        check_step_clipping(self.clipping, clipping)
+        clipping = admitted.clipping
         shift = method.ascent(lam, history.previous, lambda: self._gradient_for_ascent(batch))
         watching: list[Observer] = []
         statistics, ids = None, batch.ids[:0]

@@ -145,7 +145,8 @@ PROMISES = (
     Promise("over ranks: the noise is there once, by coordinate, a unit counts once, all step "
             "alike",
             ("check_noise_over_ranks", "check_noise_is_keyed_by_coordinate",
-             "check_a_unit_is_on_one_rank", "check_ranks_step_alike")),
+             "check_a_unit_is_on_one_rank", "check_ranks_step_alike",
+             "check_ranks_are_at_one_step_with_one_clip")),
     Promise("statistics next to the gradient move by what their noise covers, are charged jointly, "
             "and come after the ledger",
             ("test_sensitivity_of_every_method", "test_sensitivity_with_every_clipping",
