@@ -31,7 +31,7 @@ line 2; after the charge nothing of the user's runs here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -44,6 +44,7 @@ from dpbam.errors import ArgumentError, PlanViolationError
 from dpbam.joint_release import StepStatistics
 from dpbam.methods import Method
 from dpbam.observers import Observation, Watch
+from dpbam.own_code import MethodState
 from dpbam.params import (
     Params,
     WeakTensors,
@@ -130,8 +131,7 @@ class Step:
         batch: the logical batch: one Poisson sample of this rank's units.
         computation: the engine, and the physical batches that it is given.
         method: defines a unit's direction, as it is at this step.
-        method_state: a digest of the state of the oracle's method, and a function that computes it
-            again: units must not change it.
+        method_state: of the oracle's method: units must not change it.
         lam: its lambda at this step.
         theta: the trained parameters.
         constants: what else no pass may write to: frozen parameters, buffers, those of the loss.
@@ -147,7 +147,7 @@ class Step:
     batch: LogicalBatch
     computation: Runner
     method: Method
-    method_state: tuple[str, Callable[[], str]]
+    method_state: MethodState
     lam: float
     theta: Mapping[str, nn.Parameter]
     constants: Sequence[Tensor]
@@ -156,6 +156,13 @@ class Step:
     statistics: StepStatistics | None
     watch: Watch
     attempt: Attempt
+
+    def abandon(self) -> None:
+        """Refuse, from now on, code of the user's that has kept something of a step that failed."""
+        self.clipping.abandon()
+        self.method_state.abandon()
+        if self.statistics is not None:
+            self.statistics.abandon()
 
 
 @dataclass(frozen=True)
@@ -251,8 +258,8 @@ def clipped_sums(step: Step) -> dict[str, Query]:
             if statistics is not None:
                 statistics.add(batch)
         # a refusal discards the sums; what the device knows is read in one wait
-        *measured, is_changed = torch.cat([clipping.measured(), changed().view(1)]).tolist()
-        check_unwritten(is_changed)
+        measured, was_written = read_together(clipping.measured(), changed())
+        check_unwritten(was_written)
         clipping.verify(measured)
     check_method_state(step)
     watch.copy_sum(gradient)
@@ -353,12 +360,18 @@ def check_method_state(step: Step) -> None:
 
     Proof: its digest is compared before and after the units, before the step is charged.
     """
-    before, compute = step.method_state
-    if compute() != before:
+    if step.method_state.has_changed():
+        step.method_state.abandon()
         raise PlanViolationError(
             f"the state of {step.method.name} changed while units were seen, and would be kept "
             "without noise: change it in update, which gets the released gradient"
         )
+
+
+def read_together(numbers: Tensor, flag: Tensor) -> tuple[list[float], bool]:
+    """Return numbers [K] and a scalar flag of the device, in one wait."""
+    *values, last = torch.cat([numbers, flag.view(1)]).tolist()
+    return values, bool(last)
 
 
 def check_same_noise(ranks: Ranks, deviations: Mapping[str, float]) -> None:

@@ -31,7 +31,8 @@ from dpbam.loading import PoissonBatches
 from dpbam.mechanism import Attempt, Released, Step, Terms, private_step, release
 from dpbam.methods import DPSGD, History, Method, overrides, present
 from dpbam.observers import Observer, StepFacts, Watch
-from dpbam.params import Params, cast, copied, digest, shifted, trainable, zeros
+from dpbam.own_code import MethodState
+from dpbam.params import Params, cast, copied, shifted, trainable, zeros
 from dpbam.privacy.clipping import Clipping
 from dpbam.privacy.ledger import BEFORE, Ledger
 from dpbam.privacy.noise import NoiseMechanism, Query
@@ -260,6 +261,8 @@ class PrivateGradientOracle:
             self._commit(attempt)
             self._hand_out(step, released)
         except BaseException as error:
+            if not attempt.charged:
+                step.abandon()
             self._explain(attempt, error)
             raise
         finally:
@@ -270,33 +273,32 @@ class PrivateGradientOracle:
         plan, number, theta = self.plan, self.step, admitted.theta
         history, method, lam = self._present(theta)
         batch = admitted.batch.keyed(self.randomness, number)
+        clipping, method_state = admitted.clipping, MethodState(self.method)
         if not self._computation.tried and len(batch.ids):
             # once: which engine serves, and on how many rows, is decided on rows without a record
             with self._memory.fixed(theta, admitted.constants) as changed:
                 self._computation.fit_or_fall_back(inputs, targets, method, lam)
                 check_unwritten(float(changed()))
-        clipping = admitted.clipping
         shift = method.ascent(lam, history.previous, lambda: self._gradient_for_ascent(batch))
         watching: list[Observer] = []
         statistics, ids = None, batch.ids[:0]
         if self.observers or self.statistics is not None:
             facts = StepFacts(
                 number, plan, method, lam,
-                previous=copied(history.previous) if history.previous else None,
-                sensitivity=clipping.sensitivity,
-                shift=None if shift is None else copied(shift),
+                previous=history.previous, sensitivity=clipping.sensitivity, shift=shift,
                 in_one_batch=self.ranks.world == 1 and self._computation.is_whole(batch),
                 zeros=lambda: zeros(theta),
                 batch_gradient=lambda: self._batch_gradient(batch), ranks=self.ranks,
             )  # fmt: skip
             ids = batch.ids_as_split()
-            watching = [observer for observer in self.observers if observer.begin(facts)]
+            # before observers may see the batch gradient: what reaches an attribute is noticed
             if self.statistics is not None:
                 statistics = StepStatistics(self.statistics, facts, self._groups)
+            watching = [observer for observer in self.observers if observer.begin(facts.copy())]
         sigma = plan.noise_multiplier_at(number)
         return Step(
             plan=plan, batch=batch, computation=self._computation, method=method, lam=lam,
-            method_state=(self._method_state(), self._method_state), theta=theta, shift=shift,
+            method_state=method_state, theta=theta, shift=shift,
             constants=admitted.constants,
             clipping=clipping, statistics=statistics, watch=Watch(watching, ids),
             terms=self._terms(
@@ -461,11 +463,6 @@ class PrivateGradientOracle:
         lam = method.lam_at(self.step, history.theta)  # a schedule, or a method of the user's own
         name = f"lam of {method.name} at step {self.step}"
         return history, method, _validate.non_negative(name, lam)
-
-    def _method_state(self) -> str:
-        """Return a digest of the method's own state; nothing is computed where it has none."""
-        state = self.method.state_dict()
-        return digest(state) if state else ""
 
     def per_sample(self, inputs: Any, targets: Any, units: Tensor | None = None) -> PerSample:
         """Return each unit's direction and its norm as tensors: **not to be shared**.

@@ -565,8 +565,8 @@ def divided_by_zero(original):
 
 
 def keyed_by_place_in_the_micro_batch(original):
-    def of(self, inputs, keys):
-        return original(self, inputs, lambda: torch.arange(len(keys())))
+    def of(self, inputs, keys, units):
+        return original(self, inputs, lambda: torch.arange(len(keys())), units)
 
     return of
 
