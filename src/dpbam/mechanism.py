@@ -52,6 +52,7 @@ from dpbam.params import (
     digest,
     elementwise,
     joint_digest,
+    overwrite,
     shifted,
     sum_of_none,
 )
@@ -140,6 +141,7 @@ class Step:
         statistics: of this step, which are released with the gradient; None: none.
         watch: observers.
         attempt: what becomes of the step.
+        unshifted: theta, while it is shifted.
     """
 
     plan: PrivacyPlan
@@ -156,9 +158,14 @@ class Step:
     statistics: StepStatistics | None
     watch: Watch
     attempt: Attempt
+    unshifted: Params = field(default_factory=dict)
 
     def abandon(self) -> None:
-        """Refuse, from now on, code of the user's that has kept something of a step that failed."""
+        """Undo what a step that failed has left: theta's shift, and what the user's code kept.
+
+        Code that has kept something of the units is refused from now on.
+        """
+        overwrite(self.theta, self.unshifted)
         self.clipping.abandon()
         self.method_state.abandon()
         if self.statistics is not None:
@@ -238,7 +245,7 @@ def clipped_sums(step: Step) -> dict[str, Query]:
         coordinates = sum_of_none({"extra": torch.zeros(clipping.coordinates, device=device)})
     # theta + shift, which no pass may write to; theta again afterwards, in any case
     unwritten = step.terms.memory.fixed(step.theta, step.constants)
-    with shifted(step.theta, step.shift), unwritten as changed:
+    with shifted(step.theta, step.shift, step.unshifted), unwritten as changed:
         for physical in step.computation.physical(step.batch):  # whole units, this rank's
             directions = step.computation.directions(
                 physical, step.method, step.lam, plain=watch.wants_plain

@@ -190,6 +190,7 @@ PROMISES = (
              "check_a_replay_that_is_interrupted_is_replayed",
              "check_an_interrupted_step_leaves_no_record",
              "check_an_interrupt_leaves_theta",
+             "check_an_interrupt_at_any_line_leaves_theta",
              "check_observers_and_filters_get_copies")),
     Promise("a ledger's file has one writer at a time, is read again when it grew, and is never "
             "continued without what it held",

@@ -7,16 +7,13 @@ import multiprocessing
 import os
 import pickle
 import signal
-import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 
@@ -24,6 +21,7 @@ from dpbam import Ledger
 from dpbam.errors import ArgumentError
 from dpbam.privacy import ledger as ledger_module
 from dpbam.privacy import writer_lock
+from interrupts import interrupt_at
 from planting import Mistake, catches
 
 STEP = {"noise_multiplier": 1.0, "sampling_rate": 0.1}
@@ -156,28 +154,6 @@ def check_a_pickled_copy_in_memory_is_not_charged() -> None:
 WRITING = ("_append", "_remember", "_count")  # functions of a ledger that an interrupt may reach
 
 
-def interrupt_at(line: int, names: tuple[str, ...], call: Callable[[], object]) -> bool:
-    """Call with Ctrl-C before the given line of these functions, counted as they run."""
-    lines = itertools.count()
-
-    def trace(frame: FrameType, event: str, arg: object) -> Any:
-        if not isinstance(frame.f_locals.get("self"), Ledger) or frame.f_code.co_name not in names:
-            return None
-        if event == "line" and next(lines) == line:
-            raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        call()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
-
-
 def check_an_interrupted_charge_counts_once() -> None:
     """Ctrl-C at each line: what the ledger counts is what its file holds, then and after a retry.
 
@@ -189,7 +165,7 @@ def check_an_interrupted_charge_counts_once() -> None:
                 ledger = Ledger(1e-5, path=path if on_disk else None)
                 ledger.charge("s", 0, **STEP, release="0")
                 charge = partial(ledger.charge, "s", 1, **STEP, release="1")
-                interrupted = interrupt_at(line, WRITING, charge)
+                interrupted = interrupt_at(line, WRITING, charge, code_of=ledger_module)
                 check_counts(ledger, path)
                 ledger.charge(stream, 1, **STEP, release="1")
                 check_counts(ledger, path)
