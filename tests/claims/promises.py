@@ -34,6 +34,7 @@ PROMISES = (
     Promise("a direction depends on its unit alone; the clip bounds what is summed, for every "
             "method, engine and kind of clipping",
             ("test_one_unit_moves_the_sum_by_at_most_c", "check_of", "parts_of",
+             "check_a_row_is_alone_in_the_fused_engine",
              "check_batch_norm_is_refused", "check_a_pass_writes_to_no_parameter",
              "check_a_pass_assigns_no_parameter", "check_a_pass_permutes_no_parameter",
              "check_a_pass_writes_to_no_buffer", "check_a_loss_writes_to_no_parameter",

@@ -121,6 +121,30 @@ def check_no_sum_without_noise_outlives_its_step(clipping: str = "quantile") -> 
         assert p.detach().numpy().tobytes() in saved  # the search finds what is there
         values, raw = raw[: p.numel()], raw[p.numel() :]
         assert values.numpy().tobytes() not in saved, f"the clipped sum of {name} is in the file"
+    check_all_sums_are_zeroed(clipping)
+
+
+def check_all_sums_are_zeroed(clipping: str) -> None:
+    """The gradient's, extra coordinates and statistics, when they have their noise."""
+    statistics = PrivateStatistics([0.1, 0.4], noise_multiplier=20.0)
+    plan = private_plan(
+        clipping=clipping, joint_noise_multipliers=statistics.noise_multipliers, accountant="rdp"
+    )
+    oracle = sized_oracle(smooth_net(), cross_entropy, plan, statistics=statistics, seed=0)
+    sums, names, clipped_sums = [], [], mechanism.clipped_sums
+
+    def noticed(step):
+        queries = clipped_sums(step)
+        names.extend(queries)
+        sums.extend(s for query in queries.values() for s in query.sums.values())
+        assert all(bool(s.any()) for s in sums)
+        return queries
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mechanism, "clipped_sums", noticed)
+        oracle.backward(*samples(9))
+    assert len(names) == (2 if clipping == "flat" else 3)
+    assert not any(bool(s.any()) for s in sums), "a sum without noise is left"
 
 
 def test_no_sum_without_noise_outlives_its_step() -> None:
@@ -413,6 +437,13 @@ def left_as_it_is(original):
     return keep
 
 
+def the_gradient_alone(original):
+    def keep(self, queries, noise):
+        original(self, {"gradient": queries["gradient"]}, noise)
+
+    return keep
+
+
 def left_in_the_object(original):
     def add(self, batch):
         original(self, batch)
@@ -467,6 +498,9 @@ MISTAKES = {
     ),
     "a sum left to the next step": Mistake(
         check_no_sum_without_noise_outlives_its_step, SumMemory, "keep", left_as_it_is
+    ),
+    "sums other than the gradient's left to the next step": Mistake(
+        check_no_sum_without_noise_outlives_its_step, SumMemory, "keep", the_gradient_alone
     ),
     "a statistic left to the next step": Mistake(
         check_no_statistic_without_noise_outlives_its_step,
