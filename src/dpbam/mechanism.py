@@ -24,8 +24,9 @@ vector of norm C_t, and its part of the statistics, each sum with its own sigma_
 queries (:class:`~dpbam.privacy.noise.Query`), and the joint event is what the plan charges.
 
 Of the user's code, model, loss, augmentation, method, clipping and statistics run inside the loop
-of line 1, and observers there get copies of norms and factors; a noise of the user's own runs in
-line 2; after the charge nothing of the user's runs here.
+of line 1, and observers there get copies of norms and factors; after the loop the method's state
+and the sensitivities of clipping and statistics are read again. A noise of the user's own runs in
+lines 2 and 4 (``charged``); after the charge nothing of the user's runs here.
 """
 
 from __future__ import annotations

@@ -381,7 +381,20 @@ class PrivateGradientOracle:
         self._attempt = None
 
     def _is_charged(self, attempt: Attempt) -> bool:
-        """Whether the attempt has charged its step: the ledger knows, whatever interrupted it."""
+        """Whether the attempt has charged its step: the ledger knows, whatever interrupted it.
+
+        =========  =============  ======  ======================================================
+        charged    on the ledger  replay  the step
+        =========  =============  ======  ======================================================
+        yes        yes            any     is taken
+        no         yes            no      is taken: the charge was interrupted when it was done
+        no         yes            yes     is open: an earlier run has charged it, with this seed
+        no         no             any     is open: it has cost nothing
+        =========  =============  ======  ======================================================
+
+        On a rank without the ledger a step that is not charged is open; the next one is refused, if
+        the other ranks have taken it.
+        """
         recorded = self.ledger.entry(self.stream, attempt.number) is not None
         return attempt.charged or (recorded and not attempt.replays)
 
@@ -477,7 +490,7 @@ class PrivateGradientOracle:
         """
         batch = LogicalBatch.of(inputs, targets, units, self.plan.max_records)
         history, method, lam = self._present()
-        if self.physical_batch_size is None:
+        if not self._computation.tried:
             self._computation.fit_or_fall_back(inputs, targets, method, lam)
         shift = method.ascent(lam, history.previous, lambda: self._gradient_for_ascent(batch))
         with shifted(trainable(self.model), shift):

@@ -94,6 +94,12 @@ class OwnCode:
 class MethodState:
     """The state of a method at one step, of which a checkpoint is made: units must not change it.
 
+    Guarantee: a change while units are seen is noticed.
+
+    Assumptions: the state is what ``state_dict`` returns.
+
+    Proof: its digest is computed before observers and units, and again after the units.
+
     Args:
         method: the oracle's.
     """
