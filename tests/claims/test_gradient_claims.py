@@ -598,7 +598,7 @@ def along_the_sum_without_noise(original):
 
 def undone_by_subtraction(original):
     @contextmanager
-    def shifted(parameters, shift):
+    def shifted(parameters, shift, saved=None):
         with torch.no_grad():
             for n, p in parameters.items():
                 p.add_(shift[n] if shift else 0)
