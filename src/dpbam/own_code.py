@@ -7,7 +7,7 @@ that unit alone, and keep nothing of it. Neither can be proved by calls from out
 measured               how
 =====================  ============================================================================
 results of others      the same units are computed again in other batches (:func:`other_batches`):
-                       every other unit, two halves at random, one unit alone, as often
+                       every other unit, two halves at random, one unit repeatedly
 what is kept           attributes before and after the units (:func:`attributes_of`)
 after a refusal        the object, or a copy of it, is refused in every later step: it may hold
                        what it took, and what it mixed might pass in another batch

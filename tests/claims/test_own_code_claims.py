@@ -215,10 +215,10 @@ def check_a_rule_that_counts_units_is_refused() -> None:
         assert "other factors" in refusal_of(oracle_of(Switch(1.0)), seed)
 
 
-def check_a_statistic_above_the_mean_is_refused(most_passed: int = 5) -> None:
-    """At most of its first steps: of 20 runs it passes one or two, where losses are in two groups.
+def check_a_statistic_above_the_mean_is_refused(most_passed: int = 2) -> None:
+    """At nearly all first steps: 0 of 240 passed here, and up to 4 of 40 with losses in two groups.
 
-    One that passes the step is asked again at the next one.
+    One that passes a step is compared again at the next one. Every other unit alone: 6 of 20 pass.
     """
     for kind in (AboveMean, AboveMeanInPlace):
         refusals = [refusal_of(oracle_of(statistics=kind()), seed) for seed in range(20)]
