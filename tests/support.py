@@ -120,7 +120,9 @@ def one_step(
 def clipped_sum(oracle: PrivateGradientOracle, x: Any, y: Any, units: Any = None) -> Tensor:
     """The un-noised sum of one logical batch, as the mechanism computes it."""
     batch = LogicalBatch.of(x, y, units, oracle.plan.max_records)
-    admitted = Admitted(batch, batch.size, trainable(oracle.model), [], False, WeakTensors())
+    clipping = oracle.clipping.at(oracle.step, oracle.plan.clip_factor_at(oracle.step))
+    theta = trainable(oracle.model)
+    admitted = Admitted(batch, batch.size, theta, [], clipping, False, WeakTensors())
     step = oracle._prepare(admitted, x, y)
     return flat(mechanism.clipped_sums(step)["gradient"].sums)
 

@@ -293,7 +293,7 @@ def test_the_ledger_counts_what_was_released(accountant: str) -> None:
 def test_a_step_waits_for_the_release_before_it_to_be_charged() -> None:
     plan, (x, y) = private_plan(released_before=1.0), samples(4)
     oracle = sized_oracle(smooth_net(), cross_entropy, plan)
-    with pytest.raises(PlanViolationError, match=r"sigma 1\) is not on the ledger: charge it"):
+    with pytest.raises(PlanViolationError, match=r"sigma 1\) is not on the ledger: make it"):
         oracle.backward(x, y)
     assert not oracle.ledger.charges()
     oracle.ledger.charge(oracle.before, 0, noise_multiplier=1.0, sampling_rate=1.0)
@@ -321,9 +321,9 @@ def test_every_training_on_a_ledger_needs_a_charge_of_its_own_release(
 ) -> None:
     both = two_trainings(charges=2)
     assert Charge(1.0, 1.0, 2) in both.charges()
-    with pytest.raises(PlanViolationError, match=r"sigma 1\) is not on the ledger: charge it"):
+    with pytest.raises(PlanViolationError, match=r"sigma 1\) is not on the ledger: make it"):
         two_trainings(charges=1)
-    with pytest.raises(PlanViolationError, match=r"sigma 1\) is not on the ledger: charge it"):
+    with pytest.raises(PlanViolationError, match=r"sigma 1\) is not on the ledger: make it"):
         two_trainings(charges=2, sigma=2.0)  # less than it costs
 
     def by_any(plan: PrivacyPlan, ledger: Ledger, stream: str) -> None:

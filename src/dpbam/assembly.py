@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -53,8 +54,25 @@ def check_oracle(oracle: PrivateGradientOracle, loss: Loss, *, filtered: bool) -
             f"the clipping's sensitivity {clipping.sensitivity:g} is not the plan's "
             f"clip_norm {plan.clip_norm:g}: make both the same"
         )
+    check_apart(oracle.observers, oracle.statistics)
     check_same_components(oracle.ranks, plan, noise=oracle.noise, clipping=clipping, method=method,
                           filter=oracle.filter)  # fmt: skip
+
+
+def check_apart(observers: Sequence[object], statistics: object) -> None:
+    """Refuse an object that observes and releases: it could release what it has observed.
+
+    Guarantee: no statistic is given the batch gradient, or a sum without noise.
+
+    Assumptions: an observer and a statistic share no object with each other.
+
+    Proof: observers get both, statistics neither, and no object is of both kinds.
+    """
+    if statistics is not None and any(each is statistics for each in observers):
+        raise ArgumentError(
+            f"{type(statistics).__name__} is given as observer and as statistics: what it observes "
+            "has no noise, and what it releases could contain it; make two objects"
+        )
 
 
 def _check_signatures(component: object, base: type) -> None:

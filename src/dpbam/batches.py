@@ -21,15 +21,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from dpbam import _validate
 from dpbam.engines.base import PhysicalBatch
 from dpbam.errors import ArgumentError, PlanViolationError
+from dpbam.own_code import check_not_refused, other_batches, refuse
 from dpbam.params import map_rows, rows, select_rows, tensors_in
 from dpbam.privacy.randomness import Randomness, derive
 
 Keys = Callable[[], Tensor]  # keys of rows, computed where a draw needs them
+_RELATIVE, _ROUNDING = 1e-3, 1e-4  # of a number, and of the largest of its unit
+_CANCELLING = 16  # units in the last place of the unit's largest input
 _AUGMENT = 1 << 20  # separates a view's augmentation draws from its dropout draws
 
 
@@ -42,13 +44,15 @@ class Views:
         multiplicity: K.
         augment_targets: the same for targets that move with the inputs, such as masks.
 
-    Guarantee: an augmentation that mixes rows (mixup, a batch's mean) is refused at the first batch
-    of several rows.
+    Guarantee: an augmentation that mixes units (mixup, a batch's mean) is refused at the first
+    physical batch of several units.
 
-    Assumptions: rows that change one another do so when every other one is left out; what it keeps
-    from batch to batch is not seen.
+    Assumptions: units that change one another do so in one of the batches that are compared, which
+    is a search, and no proof (:mod:`dpbam.own_code`); what it keeps from batch to batch is not
+    seen.
 
-    Proof: that batch is augmented again, every other row by itself, and compared.
+    Proof: the units of that batch, with all rows and views of each, are augmented again in other
+    batches, and compared.
     """
 
     augment: Callable[[Any, Tensor], Any] | None = None
@@ -59,14 +63,15 @@ class Views:
     def __post_init__(self) -> None:
         _validate.count("multiplicity", self.multiplicity)
 
-    def of(self, inputs: Any, keys: Keys) -> Any:
+    def of(self, inputs: Any, keys: Keys, units: int) -> Any:
         """Map [N] rows to [N K] views; ``keys`` are those of the views (:meth:`keys_of`)."""
         k = self.multiplicity
         if k > 1:
             inputs = map_rows(lambda t: t.repeat_interleave(k, dim=0), inputs)
         if self.augment is not None:
             row_keys = keys()
-            inputs = self._augment_rows("augment", self.augment, inputs, derive(row_keys, _AUGMENT))
+            view_keys = derive(row_keys, _AUGMENT)
+            inputs = self._augment_units("augment", self.augment, inputs, view_keys, units)
             if rows(inputs) != len(row_keys):
                 raise ArgumentError(
                     f"augment returned {rows(inputs)} rows for {len(row_keys)}: it must change "
@@ -74,24 +79,35 @@ class Views:
                 )
         return inputs
 
-    def of_targets(self, targets: Any, keys: Keys) -> Any:
+    def of_targets(self, targets: Any, keys: Keys, units: int) -> Any:
         """Map the targets of [N K] views to those that move with them."""
         if self.augment_targets is None:
             return targets
         view_keys = derive(keys(), _AUGMENT)
-        return self._augment_rows("augment_targets", self.augment_targets, targets, view_keys)
+        augment = self.augment_targets
+        return self._augment_units("augment_targets", augment, targets, view_keys, units)
 
-    def _augment_rows(
-        self, name: str, augment: Callable[[Any, Tensor], Any], batch: Any, keys: Tensor
+    def _augment_units(
+        self, name: str, augment: Callable[[Any, Tensor], Any], batch: Any, keys: Tensor, units: int
     ) -> Any:
-        """Return the augmented batch, the first time compared with that of every other row."""
-        if name in self._compared or len(keys) < 2:
+        """Return the augmented batch, the first time compared with its units in other batches."""
+        # not by rows: every other view is a view of every unit. Nor does one unit show anything,
+        # such as the row without a record on which memory is measured
+        if name in self._compared or units < 2:
             return augment(batch, keys)
-        halves = [map_rows(torch.clone, select_every_other(batch, k)) for k in (0, 1)]
+        check_not_refused(augment)
+        before = map_rows(torch.clone, batch)  # an augmentation may write to what it gets
         together = augment(batch, keys)
-        for k, half in enumerate(halves):
-            apart = augment(half, keys[k::2])
-            if rows(together) == len(keys) and not _alike(select_every_other(together, k), apart):
+        if rows(together) != len(keys):
+            return together
+        rows_per_unit = len(keys) // units
+        for places in other_batches(units, keys.device):
+            steps = torch.arange(rows_per_unit, device=keys.device)
+            index = (places[:, None] * rows_per_unit + steps).flatten()
+            inputs = select_rows(before, index)
+            apart = augment(map_rows(torch.clone, inputs), keys[index])
+            if not _alike(select_rows(together, index), apart, inputs, len(places)):
+                refuse(augment)
                 raise PlanViolationError(
                     f"{name} gives a row other values when other rows are left out, so that one "
                     "unit would change the others: change each row by itself, and draw from its key"
@@ -224,28 +240,50 @@ class LogicalBatch:
             return views.keys_of(self.keys()[index].to(device))
 
         inputs, targets = map_rows(lambda t: t[index].to(device), (self.inputs, self.targets))
-        inputs = views.of(inputs, keys)
+        inputs = views.of(inputs, keys, units)
         if views.augment is not None:
             inputs = map_rows(_cut, inputs)  # without a read: once per physical batch it would wait
         if k > 1:
             targets = map_rows(lambda t: t.repeat_interleave(k, dim=0), targets)
-        targets = views.of_targets(targets, keys)
+        targets = views.of_targets(targets, keys, units)
         return PhysicalBatch(inputs, targets, units, keys, count * k)
 
 
-def select_every_other(batch: Any, first: int) -> Any:
-    """Return the rows first, first + 2, ... of every tensor of a nested batch."""
-    return map_rows(lambda t: t[first::2], batch)
+def _alike(one: Any, other: Any, inputs: Any, units: int) -> bool:
+    """Whether nested batches have the same values, up to the rounding of their kernels.
+
+    What rounding may change is relative to the unit's numbers: an absolute bound would let small
+    inputs pass. Of numbers that nearly cancel, the rounding is that of ``inputs``.
+    """
+    ones, others, before = map(tensors_in, (one, other, inputs))
+    if [t.shape for t in ones] != [t.shape for t in others]:
+        return False
+    sizes = [_sizes(t, units) for t in before]
+    if len(sizes) != len(ones):  # by the largest of all, where results are not one per input
+        sizes = [torch.stack(sizes).amax(0)] * len(ones)
+    for a, b, size in zip(ones, others, sizes, strict=True):
+        if not a.numel():
+            continue
+        if not (a.is_floating_point() or a.is_complex()):
+            if not torch.equal(a, b):
+                return False
+            continue
+        cancelling = _CANCELLING * torch.finfo(a.dtype).eps * size.to(a.device)  # [U]
+        rounding = torch.maximum(_ROUNDING * _sizes(a, units), cancelling)
+        close = torch.isclose(a, b, rtol=_RELATIVE, atol=0.0, equal_nan=True)
+        near = (a - b).abs().double().reshape(units, -1) <= rounding[:, None]
+        if not (close.reshape(units, -1) | near).all():
+            return False
+    return True
 
 
-def _alike(one: Any, other: Any) -> bool:
-    """Whether nested batches have the same values, up to the rounding of their kernels."""
-    pairs = list(zip(tree_leaves(one), tree_leaves(other), strict=False))
-    return all(
-        a.shape == b.shape and bool(torch.isclose(a, b, rtol=1e-3, atol=1e-4, equal_nan=True).all())
-        for a, b in pairs
-        if isinstance(a, Tensor) and isinstance(b, Tensor)
-    )
+def _sizes(t: Tensor, units: int) -> Tensor:
+    """Return the largest finite size of each unit's numbers, [U]."""
+    if not t.numel():
+        return torch.zeros(units, dtype=torch.float64, device=t.device)
+    numbers = t.detach().abs() if t.is_complex() else t.detach().double().abs()
+    size = numbers.double().reshape(units, -1)
+    return torch.where(size.isfinite(), size, 0.0).amax(1)
 
 
 def _no_keys(rows: int) -> Tensor:

@@ -28,7 +28,15 @@ from dpbam.engines import (
     StatefulModelError,
     UnsupportedModelError,
 )
-from dpbam.engines.memory import LIMIT_BYTES, LOOP_ROWS, MOST_ROWS, Fit, changed_engine, fit_rows
+from dpbam.engines.memory import (
+    LIMIT_BYTES,
+    LOOP_ROWS,
+    MOST_ROWS,
+    Fit,
+    changed_engine,
+    fit_rows,
+    serving_engine,
+)
 from dpbam.engines.structure import describe
 from dpbam.engines.synthetic import synthetic_rows
 from dpbam.errors import DPBAMError
@@ -185,24 +193,31 @@ class Runner:
         Of ``inputs`` and ``targets`` only shapes and types are read: the model runs on rows without
         a record (:mod:`dpbam.engines.synthetic`).
         """
+        fit = self._measure(self._samples(inputs, targets), method, lam)
+        self.rows, self._tried_on = fit.rows, fit.engine
+        return fit
+
+    def _samples(self, inputs: Any, targets: Any) -> list[PhysicalBatch]:
+        """Return units without a record, of the form of the batch."""
         device = device_of(self._model)
-        samples = [
+        return [
             next(LogicalBatch.of(*row, None, 1).split(1, self.views, device))
             for row in synthetic_rows(inputs, targets)
         ]
-        fit = self._measure(samples, method, lam)
-        self.rows, self._tried_on = fit.rows, fit.engine
-        return fit
+
+    def _trial(self) -> Runner:
+        """Return a runner for a trial only: what it gives up, this one may still serve."""
+        return Runner(self._compute, self._model, self._loss, self._groups)
 
     def _measure(self, samples: list[PhysicalBatch], method: Method, lam: float) -> Fit:
         """Return what was measured on a model of the same layers in this process, or measure it.
 
         Measuring takes ten times as long as a step of a small model.
         """
-        # a runner for the trial only: what it gives up, this one may still serve
-        trial = partial(Runner, self._compute, self._model, self._loss, self._groups)
         limit = self._compute.memory_limit
-        measure = partial(fit_rows, trial, samples, method, lam, rows=self.rows, limit_bytes=limit)
+        measure = partial(
+            fit_rows, self._trial, samples, method, lam, rows=self.rows, limit_bytes=limit
+        )
         structure = describe(self._model, self._loss, method, samples)
         if structure is None:
             return measure()
@@ -219,9 +234,16 @@ class Runner:
         return self._tried_on is not None or self._failed
 
     def fit_or_fall_back(self, inputs: Any, targets: Any, method: Method, lam: float) -> None:
-        """Choose ``rows``; few, with a warning, for a model that runs on records only."""
+        """Choose ``rows``, where it is not given, and the engine, on rows without a record.
+
+        For a model that runs on records only, few rows are taken, with a warning.
+        """
         try:
-            self.fit(inputs, targets, method, lam)
+            if self.rows is None:
+                self.fit(inputs, targets, method, lam)
+            else:  # without counting bytes: a pass on a row or two
+                samples = self._samples(inputs, targets)
+                self._tried_on = serving_engine(self._trial, samples, method, lam)
         except (DPBAMError, torch.OutOfMemoryError, MemoryError):
             raise
         except Exception as error:

@@ -11,11 +11,14 @@ the step   one beyond the plan's T (``PrivacyPlan.check_step``), or before a rel
            has before it is on the ledger (``check_before``)
 the model  layers that mix samples (``nn.check_model``), and other trained parameters than those
            that the oracle was made for (:func:`check_unchanged`)
+the clip   a step's clipping that does not check its own factors (:func:`check_step_clipping`)
 the rows   rows without owners, units of another rank (:func:`check_units`), a unit with too many
            rows (``LogicalBatch.of``)
 the batch  batches from elsewhere that are not declared (:func:`check_source`), a batch that was
            part of a step before (:class:`UsedBatches`), sizes that Poisson sampling cannot give
-           (``sampling.BatchSizes``), ranks with other observers or statistics
+           (``sampling.BatchSizes``)
+the ranks  those with other observers or statistics, at another step, or with other noise
+           (:func:`check_same_step`)
 =========  =====================================================================================
 
 The clipping is checked on the units themselves, by ``clipping.StepClipping.verify``, before their
@@ -29,6 +32,7 @@ Whether a check refuses depends on the data without noise; the exception is for 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +68,7 @@ class Admitted:
         size: the units of all ranks. Not to be shared.
         theta: the trained parameters.
         constants: what else no pass may write to: frozen parameters, buffers, those of the loss.
+        clipping: of the step.
         replays: whether the ledger has the step already, from a seeded run.
         tensors: what was handed over, by weak references.
     """
@@ -72,6 +77,7 @@ class Admitted:
     size: int
     theta: dict[str, nn.Parameter]
     constants: list[Tensor]
+    clipping: StepClipping
     replays: bool
     tensors: WeakTensors
 
@@ -104,6 +110,9 @@ class Guard:
         check_model(oracle.model)
         check_unchanged(self._names, theta)
 
+        clipping = oracle.clipping.at(oracle.step, plan.clip_factor_at(oracle.step))
+        check_step_clipping(oracle.clipping, clipping)
+
         check_units(plan, units, ranks)
         batch = LogicalBatch.of(inputs, targets, units, plan.max_records)
 
@@ -115,13 +124,18 @@ class Guard:
         used = amplified and UsedBatches.of(oracle.ledger).has(inputs, units)
         replays = oracle.ledger.entry(oracle.stream, oracle.step) is not None  # on the leader
         # one message for all counts, so that ranks wait for one another once
+        digits: list[int] = []
+        if ranks.world > 1:
+            sigma = plan.noise_multiplier_at(oracle.step)
+            digits = digits_of(oracle.step, sigma, clipping.sensitivity)
         counts = batch.size, used, replays, len(oracle.observers), oracle.statistics is not None
-        size, repeats, replayed, *watchers = map(int, ranks.sums(*counts))
+        size, repeats, replayed, observers, releases, *sums = map(int, ranks.sums(*counts, *digits))
+        check_same_step(ranks, oracle.step, clipping.sensitivity, sums)
         check_new(0 if replayed else repeats)  # a seeded replay has its own batch again
-        check_same_watchers(ranks, len(oracle.observers), *watchers)
+        check_same_watchers(ranks, len(oracle.observers), observers, releases)
         if poisson:
             self._sizes.check(size)
-        return Admitted(batch, size, theta, constants, bool(replayed), tensors)
+        return Admitted(batch, size, theta, constants, clipping, bool(replayed), tensors)
 
     def count(self, ledger: Ledger, size: int, tensors: WeakTensors) -> None:
         """Record the batch of a step that is taken."""
@@ -268,6 +282,49 @@ def check_step_clipping(clipping: Clipping, step_clipping: object) -> None:
             "factors are not checked: return the at(step, phi) of a clipping, such as "
             "FlatClipping(norm).at(step, phi)"
         )
+
+
+def digits_of(*values: float) -> list[int]:
+    """Return numbers of which the sums over ranks show whether the values are the same on all.
+
+    They are digits of a digest, and their squares: W times the sum of the squares of W numbers is
+    the square of their sum only where all are equal. Below 2^16, they add up exactly in float64 for
+    a thousand ranks.
+    """
+    message = hashlib.blake2b(repr(values).encode(), digest_size=8).digest()
+    digits = [int.from_bytes(message[k : k + 2], "big") for k in range(0, len(message), 2)]
+    return [*digits, *(digit**2 for digit in digits)]
+
+
+def check_same_step(ranks: Ranks, step: int, sensitivity: float, sums: list[int]) -> None:
+    """Refuse ranks at different steps, or with another sensitivity or noise multiplier.
+
+    Guarantee: at every step all ranks clip to the same C_t, and each slice of the sum has noise of
+    the same deviation.
+
+    Assumptions: other values have another digest of 64 bits.
+
+    Proof: :func:`digits_of`; every rank decides by the same sums, before a unit is seen.
+
+    Example:
+        >>> from dpbam.distributed import Ranks
+        >>> one, other = digits_of(5, 1.0), digits_of(6, 1.0)
+        >>> check_same_step(Ranks(), 5, 1.0, one)
+        >>> two = Ranks()
+        >>> two.world = 2
+        >>> check_same_step(two, 5, 1.0, [a + b for a, b in zip(one, other)])
+        Traceback (most recent call last):
+        ...
+        dpbam.errors.ArgumentError: the ranks are not at the same step, or do not clip to the ...
+    """
+    half = len(sums) // 2
+    for total, of_squares in zip(sums[:half], sums[half:], strict=True):
+        if ranks.world * of_squares != total**2:
+            raise ArgumentError(
+                "the ranks are not at the same step, or do not clip to the same norm with the same "
+                f"noise (rank {ranks.rank}: step {step}, norm {sensitivity:g}): resume all of them "
+                "from the same state, and make their oracles with the same options"
+            )
 
 
 def check_same_watchers(ranks: Ranks, here: int, observers: int, releases: int) -> None:

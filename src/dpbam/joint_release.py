@@ -22,15 +22,9 @@ from torch import Tensor
 
 from dpbam.errors import ArgumentError, PlanViolationError
 from dpbam.observers import Observation, StepFacts, no_units
+from dpbam.own_code import OwnCode, check_not_refused, other_batches
 from dpbam.params import Params, add_into, doubled
-from dpbam.privacy.clipping import (
-    FACTOR_ROUNDING,
-    VANISHING_NORM,
-    attributes_of,
-    differs,
-    portions,
-    widest_dtype,
-)
+from dpbam.privacy.clipping import FACTOR_ROUNDING, VANISHING_NORM, portions, widest_dtype
 from dpbam.privacy.noise import Query
 from dpbam.privacy.plan import PrivacyPlan
 
@@ -107,16 +101,17 @@ class StepStatistics:
     :meth:`queries` refuses the step. No sum without noise outlives this object.
 
     Assumptions: the engine's norms are right; what a unit adds depends on that unit and on public
-    values alone. Of a statistic of the user's own the last is checked as of a clipping: it is asked
-    again for every other unit, and its attributes must be the same afterwards. What it takes from
-    ``directions`` itself is not seen.
+    values alone. Of a statistic of the user's own the last is searched for mistakes as of a
+    clipping (:mod:`dpbam.own_code`): it is asked again in other batches of the same units, and its
+    attributes must be the same afterwards. What it takes from ``directions`` itself is not seen.
 
     Proof: the norm of each unit's part, one column of what is summed, is evaluated in float64, with
     norms of which the statistic has a copy; the statistic never holds a sum.
     """
 
     def __init__(self, statistics: JointRelease, facts: StepFacts, groups: int) -> None:
-        statistics.begin(replace(facts, batch_gradient=_refuse_gradient))
+        check_not_refused(statistics)
+        statistics.begin(replace(facts.copy(), batch_gradient=_refuse_gradient))
         self._statistics, self._plan = statistics, facts.plan
         # read once, before any unit; as float, since sigma C in a type of the user's may be rounded
         self._bounds = {name: float(bound) for name, bound in statistics.sensitivities.items()}
@@ -129,9 +124,8 @@ class StepStatistics:
             for name, added in self._ask(no_units(zeros, groups)).items()
         }
         self._exceeding: dict[str, list[Tensor]] = {name: [] for name in self._bounds}
-        self._own_code = not type(statistics).__module__.startswith("dpbam.")
-        self._before = attributes_of(statistics) if self._own_code else None
-        self._apart: list[Tensor] = []  # whether units change one another, per physical batch
+        # after its ``begin``, which may set public attributes, and before any unit
+        self._own_code = OwnCode(statistics)
 
     def add(self, batch: Observation) -> None:
         """Add what the units of one physical batch contribute."""
@@ -148,9 +142,10 @@ class StepStatistics:
             for portion, span in portions(added.factors):
                 sums = batch.directions.weighted_sum(portion, span)
                 self._add(name, {f"statistics/{name}/{n}": s for n, s in sums.items()})
-        if self._own_code and len(batch.ids) > 1:
-            for k in (0, 1):
-                self._compare(parts, self._ask(batch.every_other(k)), k)
+        if self._own_code.measured and len(batch.ids) > 1:
+            sizes = torch.linalg.vector_norm(batch.norms.nan_to_num(0.0, 0.0, 0.0), dim=0)  # [U]
+            for places in other_batches(len(sizes), sizes.device, sizes):
+                self._compare(parts, self._ask(batch.select(places)), places)
 
     def _ask(self, batch: Observation) -> dict[str, Contributions]:
         # a copy: what a unit adds is measured by the engine's norms, whatever is written to these
@@ -180,17 +175,25 @@ class StepStatistics:
         add_into(total, sums)
 
     def _compare(
-        self, together: Mapping[str, Contributions], apart: Mapping[str, Contributions], k: int
+        self,
+        together: Mapping[str, Contributions],
+        apart: Mapping[str, Contributions],
+        places: Tensor,
     ) -> None:
+        """Compare what units contribute in the physical batch and in one of those at ``places``."""
         for name, added in together.items():
             if added.values is not None:
-                self._apart.append(differs(added.values[:, k::2], apart[name].values))
+                self._own_code.compare(added.values[:, places], apart[name].values)
             else:
-                self._apart.append(differs(added.factors[:, k::2], apart[name].factors))
+                self._own_code.compare(added.factors[:, places], apart[name].factors)
 
     def queries(self) -> dict[str, Query]:
         """Return the sums with the deviation of their noise, or refuse the step."""
-        self._verify()
+        try:
+            self._verify()
+        except PlanViolationError:
+            self._own_code.refuse()
+            raise
         sigmas = self._plan.joint_noise_multipliers if self._plan.private else repeat(0.0)
         return {
             name: Query(self._sums[name], sigma * bound, f"statistics-{name}")
@@ -211,16 +214,20 @@ class StepStatistics:
             raise PlanViolationError(
                 f"the sensitivities of {name} follow the units of the step: fix them before"
             )
-        if self._apart and bool(torch.stack(self._apart).any()):
+        if self._own_code.mixes():
             raise PlanViolationError(
                 f"what a unit adds to the statistics of {name} changes when other units are left "
                 "out: it must depend on its own unit alone"
             )
-        if self._own_code and attributes_of(self._statistics) != self._before:
+        if self._own_code.keeps():
             raise PlanViolationError(
                 f"{name} keeps something of this step's units in an attribute, which has no "
                 "noise: return what a unit adds, and keep nothing"
             )
+
+    def abandon(self) -> None:
+        """Refuse the statistics from now on if they have kept something of a step that failed."""
+        self._own_code.abandon()
 
 
 def _refuse_gradient() -> Params:

@@ -24,14 +24,15 @@ vector of norm C_t, and its part of the statistics, each sum with its own sigma_
 queries (:class:`~dpbam.privacy.noise.Query`), and the joint event is what the plan charges.
 
 Of the user's code, model, loss, augmentation, method, clipping and statistics run inside the loop
-of line 1, and observers there get copies of norms and factors; a noise of the user's own runs in
-line 2; after the charge nothing of the user's runs here.
+of line 1, and observers there get copies of norms and factors; after the loop the method's state
+and the sensitivities of clipping and statistics are read again. A noise of the user's own runs in
+lines 2 and 4 (``charged``); after the charge nothing of the user's runs here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -44,6 +45,7 @@ from dpbam.errors import ArgumentError, PlanViolationError
 from dpbam.joint_release import StepStatistics
 from dpbam.methods import Method
 from dpbam.observers import Observation, Watch
+from dpbam.own_code import MethodState
 from dpbam.params import (
     Params,
     WeakTensors,
@@ -51,6 +53,7 @@ from dpbam.params import (
     digest,
     elementwise,
     joint_digest,
+    overwrite,
     shifted,
     sum_of_none,
 )
@@ -130,8 +133,7 @@ class Step:
         batch: the logical batch: one Poisson sample of this rank's units.
         computation: the engine, and the physical batches that it is given.
         method: defines a unit's direction, as it is at this step.
-        method_state: a digest of the state of the oracle's method, and a function that computes it
-            again: units must not change it.
+        method_state: of the oracle's method: units must not change it.
         lam: its lambda at this step.
         theta: the trained parameters.
         constants: what else no pass may write to: frozen parameters, buffers, those of the loss.
@@ -140,6 +142,7 @@ class Step:
         statistics: of this step, which are released with the gradient; None: none.
         watch: observers.
         attempt: what becomes of the step.
+        unshifted: theta, while it is shifted.
     """
 
     plan: PrivacyPlan
@@ -147,7 +150,7 @@ class Step:
     batch: LogicalBatch
     computation: Runner
     method: Method
-    method_state: tuple[str, Callable[[], str]]
+    method_state: MethodState
     lam: float
     theta: Mapping[str, nn.Parameter]
     constants: Sequence[Tensor]
@@ -156,6 +159,18 @@ class Step:
     statistics: StepStatistics | None
     watch: Watch
     attempt: Attempt
+    unshifted: Params = field(default_factory=dict)
+
+    def abandon(self) -> None:
+        """Undo what a step that failed has left: theta's shift, and what the user's code kept.
+
+        Code that has kept something of the units is refused from now on.
+        """
+        overwrite(self.theta, self.unshifted)
+        self.clipping.abandon()
+        self.method_state.abandon()
+        if self.statistics is not None:
+            self.statistics.abandon()
 
 
 @dataclass(frozen=True)
@@ -232,7 +247,7 @@ def clipped_sums(step: Step) -> dict[str, Query]:
         coordinates = sum_of_none({"extra": torch.zeros(clipping.coordinates, device=device)})
     # theta + shift, which no pass may write to; theta again afterwards, in any case
     unwritten = step.terms.memory.fixed(step.theta, step.constants)
-    with shifted(step.theta, step.shift), unwritten as changed:
+    with shifted(step.theta, step.shift, step.unshifted), unwritten as changed:
         for physical in step.computation.physical(step.batch):  # whole units, this rank's
             directions = step.computation.directions(
                 physical, step.method, step.lam, plain=watch.wants_plain
@@ -252,8 +267,8 @@ def clipped_sums(step: Step) -> dict[str, Query]:
             if statistics is not None:
                 statistics.add(batch)
         # a refusal discards the sums; what the device knows is read in one wait
-        *measured, is_changed = torch.cat([clipping.measured(), changed().view(1)]).tolist()
-        check_unwritten(is_changed)
+        measured, was_written = read_together(clipping.measured(), changed())
+        check_unwritten(was_written)
         clipping.verify(measured)
     check_method_state(step)
     watch.copy_sum(gradient)
@@ -356,12 +371,18 @@ def check_method_state(step: Step) -> None:
 
     Proof: its digest is compared before and after the units, before the step is charged.
     """
-    before, compute = step.method_state
-    if compute() != before:
+    if step.method_state.has_changed():
+        step.method_state.abandon()
         raise PlanViolationError(
             f"the state of {step.method.name} changed while units were seen, and would be kept "
             "without noise: change it in update, which gets the released gradient"
         )
+
+
+def read_together(numbers: Tensor, flag: Tensor) -> tuple[list[float], bool]:
+    """Return numbers [K] and a scalar flag of the device, in one wait."""
+    *values, last = torch.cat([numbers, flag.view(1)]).tolist()
+    return values, bool(last)
 
 
 def check_same_noise(ranks: Ranks, deviations: Mapping[str, float]) -> None:

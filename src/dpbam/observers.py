@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -26,6 +27,7 @@ class StepFacts:
 
     Attributes:
         step: its number, from 0.
+        method: as it is at this step: a copy.
         lam: lambda at this step.
         previous: the previous private gradient, where the method remembers it.
         sensitivity: C_t, the clipping's at this step; infinite where nothing is clipped.
@@ -49,6 +51,15 @@ class StepFacts:
     batch_gradient: Callable[[], Params]
     ranks: Ranks
 
+    def copy(self) -> StepFacts:
+        """Return the same facts, with a method and tensors that nothing else uses."""
+        return replace(
+            self,
+            method=deepcopy(self.method),
+            previous=None if self.previous is None else copied(self.previous),
+            shift=None if self.shift is None else copied(self.shift),
+        )
+
 
 @dataclass(frozen=True)
 class Observation:
@@ -66,18 +77,18 @@ class Observation:
     ids: Tensor
     norms: Tensor
     factors: Tensor
-    _step: int = 1  # the units are every so many of the handle's, from
-    _first: int = 0  # this one on
+    _places: Tensor | None = None  # of the units in the handle, where they are not all of it
 
     def copy(self) -> Observation:
         """Return the same observation, in memory of its own."""
         tensors = self.ids.clone(), self.norms.clone(), self.factors.clone()
-        return Observation(self.directions, *tensors, self._step, self._first)
+        return Observation(self.directions, *tensors, self._places)
 
-    def every_other(self, first: int) -> Observation:
-        """Return the observation of the units first, first + 2, ... alone."""
-        tensors = self.ids[first::2], self.norms[:, first::2], self.factors[:, first::2]
-        return Observation(self.directions, *tensors, 2, first)
+    def select(self, places: Tensor) -> Observation:
+        """Return the observation of the units at some places alone; a unit may come repeatedly."""
+        tensors = self.ids[places.cpu()], self.norms[:, places], self.factors[:, places]
+        in_handle = places if self._places is None else self._places[places]
+        return Observation(self.directions, *tensors, in_handle)
 
     @property
     def clip_share(self) -> float:
@@ -87,9 +98,9 @@ class Observation:
     def losses(self) -> Tensor:
         """Return the units' losses at theta (shifted, where the method shifts it), [U].
 
-        They are of the same pass: no further one is made.
+        They are of the same pass: no further one is made. The tensor is the caller's.
         """
-        return self.directions.losses()[self._first :: self._step]
+        return self._select(self.directions.losses())
 
     def layer_norms(self) -> dict[str, Tensor]:
         """Return the norms of the directions by layer, [U] each; computed when asked for."""
@@ -97,7 +108,10 @@ class Observation:
         for name, norms in self.directions.parameter_norms().items():
             layer = layer_of(name)
             squares[layer] = squares.get(layer, torch.zeros_like(norms)) + norms.square()
-        return {layer: total.sqrt()[self._first :: self._step] for layer, total in squares.items()}
+        return {layer: self._select(total.sqrt()) for layer, total in squares.items()}
+
+    def _select(self, values: Tensor) -> Tensor:
+        return values if self._places is None else values[self._places]
 
 
 def no_units(theta: Mapping[str, Tensor], groups: int) -> Observation:

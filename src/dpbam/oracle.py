@@ -24,14 +24,15 @@ from dpbam.engines import Engine, Loss
 from dpbam.engines.memory import Fit
 from dpbam.errors import ArgumentError
 from dpbam.filters import Filter
-from dpbam.guard import SAMPLINGS, Admitted, Guard, check_step_clipping
+from dpbam.guard import SAMPLINGS, Admitted, Guard
 from dpbam.inspection import Movement, PerSample
 from dpbam.joint_release import JointRelease, StepStatistics
 from dpbam.loading import PoissonBatches
 from dpbam.mechanism import Attempt, Released, Step, Terms, private_step, release
 from dpbam.methods import DPSGD, History, Method, overrides, present
 from dpbam.observers import Observer, StepFacts, Watch
-from dpbam.params import Params, cast, copied, digest, shifted, trainable, zeros
+from dpbam.own_code import MethodState
+from dpbam.params import Params, cast, copied, shifted, trainable, zeros
 from dpbam.privacy.clipping import Clipping
 from dpbam.privacy.ledger import BEFORE, Ledger
 from dpbam.privacy.noise import NoiseMechanism, Query
@@ -40,7 +41,7 @@ from dpbam.privacy.randomness import Randomness, SecureRandomness
 from dpbam.privacy.sampling import PoissonSampler
 from dpbam.privacy.secure_noise import make_noise
 from dpbam.reference import reference_step
-from dpbam.scratch import SumMemory
+from dpbam.scratch import SumMemory, check_unwritten
 
 
 class PrivateGradientOracle:
@@ -260,6 +261,8 @@ class PrivateGradientOracle:
             self._commit(attempt)
             self._hand_out(step, released)
         except BaseException as error:
+            if not attempt.charged:
+                step.abandon()
             self._explain(attempt, error)
             raise
         finally:
@@ -270,31 +273,32 @@ class PrivateGradientOracle:
         plan, number, theta = self.plan, self.step, admitted.theta
         history, method, lam = self._present(theta)
         batch = admitted.batch.keyed(self.randomness, number)
-        if self.physical_batch_size is None and len(batch.ids):
-            self._computation.fit_or_fall_back(inputs, targets, method, lam)
-        clipping = self.clipping.at(number, plan.clip_factor_at(number))
-        check_step_clipping(self.clipping, clipping)
+        clipping, method_state = admitted.clipping, MethodState(self.method)
+        if not self._computation.tried and len(batch.ids):
+            # once: which engine serves, and on how many rows, is decided on rows without a record
+            with self._memory.fixed(theta, admitted.constants) as changed:
+                self._computation.fit_or_fall_back(inputs, targets, method, lam)
+                check_unwritten(float(changed()))
         shift = method.ascent(lam, history.previous, lambda: self._gradient_for_ascent(batch))
         watching: list[Observer] = []
         statistics, ids = None, batch.ids[:0]
         if self.observers or self.statistics is not None:
             facts = StepFacts(
                 number, plan, method, lam,
-                previous=copied(history.previous) if history.previous else None,
-                sensitivity=clipping.sensitivity,
-                shift=None if shift is None else copied(shift),
+                previous=history.previous, sensitivity=clipping.sensitivity, shift=shift,
                 in_one_batch=self.ranks.world == 1 and self._computation.is_whole(batch),
                 zeros=lambda: zeros(theta),
                 batch_gradient=lambda: self._batch_gradient(batch), ranks=self.ranks,
             )  # fmt: skip
             ids = batch.ids_as_split()
-            watching = [observer for observer in self.observers if observer.begin(facts)]
+            # before observers may see the batch gradient: what reaches an attribute is noticed
             if self.statistics is not None:
                 statistics = StepStatistics(self.statistics, facts, self._groups)
+            watching = [observer for observer in self.observers if observer.begin(facts.copy())]
         sigma = plan.noise_multiplier_at(number)
         return Step(
             plan=plan, batch=batch, computation=self._computation, method=method, lam=lam,
-            method_state=(self._method_state(), self._method_state), theta=theta, shift=shift,
+            method_state=method_state, theta=theta, shift=shift,
             constants=admitted.constants,
             clipping=clipping, statistics=statistics, watch=Watch(watching, ids),
             terms=self._terms(
@@ -377,7 +381,20 @@ class PrivateGradientOracle:
         self._attempt = None
 
     def _is_charged(self, attempt: Attempt) -> bool:
-        """Whether the attempt has charged its step: the ledger knows, whatever interrupted it."""
+        """Whether the attempt has charged its step: the ledger knows, whatever interrupted it.
+
+        =========  =============  ======  ======================================================
+        charged    on the ledger  replay  the step
+        =========  =============  ======  ======================================================
+        yes        yes            any     is taken
+        no         yes            no      is taken: the charge was interrupted when it was done
+        no         yes            yes     is open: an earlier run has charged it, with this seed
+        no         no             any     is open: it has cost nothing
+        =========  =============  ======  ======================================================
+
+        On a rank without the ledger a step that is not charged is open; the next one is refused, if
+        the other ranks have taken it.
+        """
         recorded = self.ledger.entry(self.stream, attempt.number) is not None
         return attempt.charged or (recorded and not attempt.replays)
 
@@ -460,11 +477,6 @@ class PrivateGradientOracle:
         name = f"lam of {method.name} at step {self.step}"
         return history, method, _validate.non_negative(name, lam)
 
-    def _method_state(self) -> str:
-        """Return a digest of the method's own state; nothing is computed where it has none."""
-        state = self.method.state_dict()
-        return digest(state) if state else ""
-
     def per_sample(self, inputs: Any, targets: Any, units: Tensor | None = None) -> PerSample:
         """Return each unit's direction and its norm as tensors: **not to be shared**.
 
@@ -478,7 +490,7 @@ class PrivateGradientOracle:
         """
         batch = LogicalBatch.of(inputs, targets, units, self.plan.max_records)
         history, method, lam = self._present()
-        if self.physical_batch_size is None:
+        if not self._computation.tried:
             self._computation.fit_or_fall_back(inputs, targets, method, lam)
         shift = method.ascent(lam, history.previous, lambda: self._gradient_for_ascent(batch))
         with shifted(trainable(self.model), shift):

@@ -281,27 +281,51 @@ def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], scale: float = 1.0) ->
 
 
 @contextmanager
-def restored(parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
-    """Restore the parameters bit for bit after the block."""
-    saved = {n: p.detach().clone() for n, p in parameters.items()}
+def restored(parameters: Mapping[str, nn.Parameter], saved: Params | None = None) -> Iterator[None]:
+    """Restore the parameters bit for bit after the block.
+
+    Args:
+        parameters: by name.
+        saved: gets copies of them during the block. If Ctrl-C comes right before they are restored,
+            it still has them, and the caller can :func:`overwrite` the parameters.
+    """
+    saved = {} if saved is None else saved
+    saved.update({n: p.detach().clone() for n, p in parameters.items()})
     try:
         yield
     finally:
-        with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter.copy_(saved[name])
+        overwrite(parameters, saved)
+        saved.clear()
+
+
+def overwrite(parameters: Mapping[str, nn.Parameter], values: Params) -> None:
+    """Write values into those of the parameters that have one; Ctrl-C comes after the last."""
+    try:
+        _copy_into(parameters, values)
+    except BaseException:  # between two of them: from the first one again
+        _copy_into(parameters, values)
+        raise
+
+
+def _copy_into(parameters: Mapping[str, nn.Parameter], values: Params) -> None:
+    for name, value in values.items():
+        parameters[name].detach().copy_(value)  # not under no_grad, which Ctrl-C could leave on
 
 
 @contextmanager
-def shifted(parameters: Mapping[str, nn.Parameter], shift: Params | None) -> Iterator[None]:
-    """Hold theta + shift inside the block, and theta again afterwards; None shifts nothing."""
+def shifted(
+    parameters: Mapping[str, nn.Parameter], shift: Params | None, saved: Params | None = None
+) -> Iterator[None]:
+    """Hold theta + shift inside the block, and theta again afterwards; None shifts nothing.
+
+    ``saved`` is as in :func:`restored`.
+    """
     if shift is None:
         yield
         return
-    with restored(parameters):
-        with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter.add_(shift[name].to(parameter.dtype))
+    with restored(parameters, saved):
+        for name, parameter in parameters.items():
+            parameter.detach().add_(shift[name].to(parameter.dtype))
         yield
 
 

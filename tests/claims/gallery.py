@@ -28,6 +28,7 @@ import test_head_claims as head_claims
 import test_interruption_claims as interruption_claims
 import test_ledger_claims as ledger_claims
 import test_noise_claims as noise_claims
+import test_own_code_claims as own_code_claims
 import test_owner_claims as owner_claims
 import test_post_processing as post_processing
 import test_publishing_claims as publishing_claims
@@ -371,6 +372,7 @@ CLAIMS = {
     "sampling and accounting": accounting_claims.MISTAKES,
     "a ledger's file": ledger_claims.MISTAKES,
     "what the oracle is handed": handover_claims.MISTAKES,
+    "code of the user's": own_code_claims.MISTAKES,
     "interruptions": interruption_claims.MISTAKES,
     "first use": first_use_claims.MISTAKES,
     "generators": generator_claims.MISTAKES,

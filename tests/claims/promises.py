@@ -34,6 +34,7 @@ PROMISES = (
     Promise("a direction depends on its unit alone; the clip bounds what is summed, for every "
             "method, engine and kind of clipping",
             ("test_one_unit_moves_the_sum_by_at_most_c", "check_of", "parts_of",
+             "check_a_row_is_alone_in_the_fused_engine",
              "check_batch_norm_is_refused", "check_a_pass_writes_to_no_parameter",
              "check_a_pass_assigns_no_parameter", "check_a_pass_permutes_no_parameter",
              "check_a_pass_writes_to_no_buffer", "check_a_loss_writes_to_no_parameter",
@@ -73,6 +74,7 @@ PROMISES = (
             "rows without a record",
             ("check_no_number_is_fixed_by_a_record_where_memory_is_measured",
              "check_no_number_is_fixed_by_a_record_where_the_rows_are_given",
+             "check_no_record_chooses_the_engine",
              "test_a_model_that_changes_engines_by_its_first_use_is_refused",
              "test_a_number_in_an_object_that_the_code_names_is_refused_by_name",
              "test_the_measured_loss_does_not_fix_a_number"),
@@ -83,7 +85,8 @@ PROMISES = (
     Promise("views and records are averaged before the clip",
             ("check_views_are_averaged_before_the_clip", "check_a_unit_is_the_mean_of_its_rows")),
     Promise("65,536 aligned gradients: one moves the computed sum by at most C (1 + 2^-11)",
-            ("check_many_physical_batches", "check_one_physical_batch")),
+            ("check_many_physical_batches", "check_one_physical_batch",
+             "check_factors_of_float64")),
     Promise("norms do not vanish in half precision", ("check_half_precision_norms",)),
     Promise("NaN and infinity contribute zero",
             ("check_bad_samples_vanish", "check_bam_at_a_zero_gradient")),
@@ -130,6 +133,15 @@ PROMISES = (
              "check_the_sensitivity_does_not_follow_the_units",
              "check_a_clipping_of_a_step_is_not_overwritten",
              "check_every_parameter_is_in_a_group")),
+    Promise("code of the user's mixes no units and keeps nothing of them, as far as a search finds "
+            "it, and stays refused once it was; what observers get reaches no release",
+            ("check_what_was_refused_stays_refused",
+             "check_what_was_kept_in_a_step_that_failed_is_refused",
+             "check_a_rule_that_counts_units_is_refused",
+             "check_a_statistic_above_the_mean_is_refused",
+             "check_observers_change_nothing_that_is_released",
+             "check_no_observer_is_a_statistic",
+             "check_no_observer_writes_into_a_statistic")),
     Promise("draws do not repeat: two million units, ids up to 2^63, a million draws of one key",
             ("check_poisson_draws_do_not_repeat", "check_secure_poisson_draws_do_not_repeat",
              "check_keys_are_distinct", "check_keyed_draws_do_not_repeat")),
@@ -144,7 +156,8 @@ PROMISES = (
     Promise("over ranks: the noise is there once, by coordinate, a unit counts once, all step "
             "alike",
             ("check_noise_over_ranks", "check_noise_is_keyed_by_coordinate",
-             "check_a_unit_is_on_one_rank", "check_ranks_step_alike")),
+             "check_a_unit_is_on_one_rank", "check_ranks_step_alike",
+             "check_ranks_are_at_one_step_with_one_clip")),
     Promise("statistics next to the gradient move by what their noise covers, are charged jointly, "
             "and come after the ledger",
             ("test_sensitivity_of_every_method", "test_sensitivity_with_every_clipping",
@@ -177,6 +190,8 @@ PROMISES = (
              "check_a_charged_step_is_taken_again_on_resume",
              "check_a_replay_that_is_interrupted_is_replayed",
              "check_an_interrupted_step_leaves_no_record",
+             "check_an_interrupt_leaves_theta",
+             "check_an_interrupt_at_any_line_leaves_theta",
              "check_observers_and_filters_get_copies")),
     Promise("a ledger's file has one writer at a time, is read again when it grew, and is never "
             "continued without what it held",
@@ -186,6 +201,7 @@ PROMISES = (
              "check_a_lost_file_is_not_continued", "check_a_deleted_file_is_not_begun_anew",
              "check_a_cut_file_is_not_continued",
              "check_a_reader_changes_nothing",
+             "check_an_interrupted_charge_counts_once",
              "check_a_line_counts_once_and_says_one_thing")),
     Promise("in the trainers of Hugging Face and Lightning, what would go past the oracle is "
             "refused; a resumed training keeps what was released after its checkpoint",

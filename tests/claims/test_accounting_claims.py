@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from pathlib import Path
+from statistics import NormalDist
 from types import MappingProxyType
 from typing import Any
 
@@ -64,7 +65,7 @@ def check_calibration() -> None:
 
 
 def check_accountant_composes_every_step() -> None:
-    """One Gaussian step at q = 1 has a closed form; 16 of them are one with sigma / 4."""
+    """One Gaussian step has a closed form, at q = 1 and below; 16 at q = 1 are one of sigma / 4."""
     once = accounting.epsilon(1.0, 1.0, 1, 1e-5)
     assert accounting.epsilon(4.0, 1.0, 16, 1e-5) == pytest.approx(once, rel=1e-3)
     a, b = 1 / 2, once
@@ -72,6 +73,16 @@ def check_accountant_composes_every_step() -> None:
     delta = float(cdf(torch.tensor(a - b).double()))
     delta -= math.exp(once) * float(cdf(torch.tensor(-a - b).double()))
     assert delta == pytest.approx(1e-5, rel=0.01)
+    for q in (0.1, 0.5):
+        epsilon = accounting.epsilon(1.0, q, 1, 1e-5)
+        assert delta_of_one_sampled_step(epsilon, q) == pytest.approx(1e-5, rel=0.02)
+
+
+def delta_of_one_sampled_step(epsilon: float, q: float) -> float:
+    """Of (1 - q) N(0, 1) + q N(1, 1) against N(0, 1): their ratio is e^epsilon at one point."""
+    point = math.log((math.exp(epsilon) - 1 + q) / q) + 1 / 2
+    beyond = NormalDist().cdf(-point)
+    return (1 - q) * beyond + q * NormalDist().cdf(1 - point) - math.exp(epsilon) * beyond
 
 
 def check_ledger_comes_first() -> None:
@@ -319,6 +330,14 @@ def one_step_whatever_the_count(original):
     return on_grid
 
 
+def at_the_rate_squared(original):
+    def on_grid(charges, delta, accountant, grid):
+        squared = tuple(c._replace(sampling_rate=c.sampling_rate**2) for c in charges)
+        return original(squared, delta, accountant, grid)
+
+    return on_grid
+
+
 def grad_first(original):
     def clipped_sums(step):
         queries = original(step)
@@ -420,6 +439,9 @@ MISTAKES = {
     ),
     "an accountant that forgets steps": Mistake(
         check_accountant_composes_every_step, accounting, "_on_grid", one_step_whatever_the_count
+    ),
+    "an accountant with the rate squared": Mistake(
+        check_accountant_composes_every_step, accounting, "_on_grid", at_the_rate_squared
     ),
     ".grad before the ledger": Mistake(
         check_ledger_comes_first, mechanism, "clipped_sums", grad_first

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from dpbam import Compute, PrivateGradientOracle
+from dpbam.compute import Runner
 from dpbam.engines import StatefulModelError, synthetic
-from dpbam.engines.loop import LoopEngine
 from planting import Mistake, catches
 from support import cross_entropy, noticed_sums, private_plan, samples
 
@@ -88,14 +89,29 @@ def check_no_number_is_fixed_by_a_record_where_memory_is_measured() -> None:
 
 
 def check_no_number_is_fixed_by_a_record_where_the_rows_are_given() -> None:
-    """Vmap refuses the number: the auto engine falls back to the loop, in the first step."""
-    assert moved(engine="auto", physical_batch_size=64) <= 1 + 1e-5
+    assert moved(engine="loop", physical_batch_size=64) <= 1 + 1e-5
 
 
-def test_a_model_that_changes_engines_by_its_first_use_is_refused() -> None:
+@pytest.mark.parametrize("rows", [None, 64])
+def test_a_model_that_changes_engines_by_its_first_use_is_refused(rows: int | None) -> None:
     """Fixed, the number is no obstacle to the fused engine any more."""
     with pytest.raises(StatefulModelError, match=r"ran on the loop engine alone.*on the fused"):
-        moved(engine="auto")
+        moved(engine="auto", physical_batch_size=rows)
+
+
+def check_no_record_chooses_the_engine() -> None:
+    """A target out of range in the first batch fails on every engine: the fastest is kept."""
+    for rows in (None, 64):
+        plan = private_plan(n=120, batch_size=12)
+        oracle = PrivateGradientOracle(
+            nn.Linear(4, 3).double(), cross_entropy, plan, sampling="poisson-elsewhere",
+            compute=Compute(physical_batch_size=rows),
+        )  # fmt: skip
+        x, y = samples(12)
+        with warnings.catch_warnings(), suppress(IndexError):
+            warnings.simplefilter("ignore")
+            oracle.backward(x, torch.where(torch.arange(12) == 3, 99, y))
+        assert (oracle.engine.name, len(oracle.ledger)) == ("fused", 0)
 
 
 @pytest.mark.parametrize("rows", [None, 64])
@@ -129,9 +145,12 @@ MISTAKES = {
         check_no_number_is_fixed_by_a_record_where_memory_is_measured, synthetic, "_row",
         of_the_first_record,
     ),
-    "a record is the loop engine's first row": Mistake(
-        check_no_number_is_fixed_by_a_record_where_the_rows_are_given, LoopEngine, "_use_first",
-        not_at_all,
+    "the first use on a record, where the rows are given": Mistake(
+        check_no_number_is_fixed_by_a_record_where_the_rows_are_given, synthetic, "_row",
+        of_the_first_record,
+    ),
+    "the engine chosen by a record": Mistake(
+        check_no_record_chooses_the_engine, Runner, "fit_or_fall_back", not_at_all
     ),
 }  # fmt: skip
 

@@ -6,6 +6,7 @@ ranks in ``tests/distributed/test_oracle.py``. Each claim fails with the check o
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -191,12 +192,29 @@ class Trusting(FlatClipping):
         return torch.ones_like(norms)
 
 
+class Raising(FlatClipping):
+    """Raises every unit to norm C; one that has vanished in float32, by any factor."""
+
+    def scales(self, norms: Tensor) -> Tensor:
+        return self.clip_norm / norms.clamp(min=1e-30)
+
+
 def check_a_clipping_keeps_its_sensitivity() -> None:
-    """A factor of 1 for all units, and layers that are each clipped to the whole C."""
+    """A factor of 1 for all units, and layers that are each clipped to the whole C.
+
+    A norm that is computed as 0 in float32 may be as large as 1e-18.
+    """
     for make in (Lenient, EachWhole):
         oracle = oracle_of(make(0.01), clip_norm=0.01)
         words = f"{make.__name__} lets a unit through with norm"
         assert steps_until_refused(oracle, oracle.batches(samples(N)), words) == 0
+    step, refusal = StepClipping(Raising(0.01)), "nothing was refused"
+    step.clip(torch.zeros(1, 1))
+    try:
+        step.verify()
+    except PlanViolationError as error:
+        refusal = str(error)
+    assert "Raising lets a unit through with norm 1e+10" in refusal
 
 
 class LenientAtFirst(FlatClipping):
@@ -313,15 +331,55 @@ def check_a_factor_depends_on_its_own_unit() -> None:
         assert steps_until_refused(oracle, oracle.batches(samples(N)), words) == 0
 
 
-def mixup(x: Tensor, keys: Tensor) -> Tensor:
-    return (x + x.roll(1, 0)) / 2
+def mixing(scale: float, sign: float) -> Any:
+    """Mixup with the row before, or the difference from it, of rows of any size."""
+
+    def augment(x: Tensor, keys: Tensor) -> Tensor:
+        return scale * (x + sign * x.roll(1, 0)) / 2
+
+    return augment
+
+
+def centred(x: Tensor, keys: Tensor) -> Tensor:
+    return x - x.mean(0)
+
+
+def augmenting(augment: Any, multiplicity: int, rows: int | None) -> PrivateGradientOracle:
+    return PrivateGradientOracle(
+        smooth_net(), cross_entropy, private_plan(n=N, batch_size=L), augment=augment,
+        multiplicity=multiplicity, compute=Compute(physical_batch_size=rows),
+    )  # fmt: skip
 
 
 def check_an_augmentation_changes_each_row_by_itself() -> None:
-    oracle = PrivateGradientOracle(
-        smooth_net(), cross_entropy, private_plan(n=N, batch_size=L), augment=mixup
-    )
+    """With one view and several, on a measured number of rows and a given one, of any size."""
     words = "augment gives a row other values when other rows are left out"
+    for multiplicity, rows in itertools.product((1, 2, 3), (None, 64)):
+        for mix in (lambda x, keys: centred(x, keys), mixing(1.0, 1.0), mixing(1e-5, -1.0)):
+            oracle = augmenting(mix, multiplicity, rows)
+            assert steps_until_refused(oracle, oracle.batches(samples(N)), words) == 0
+
+
+@pytest.mark.parametrize("multiplicity", [1, 2])
+def test_an_augmentation_of_each_row_passes(multiplicity: int) -> None:
+    """Also where rounding follows the shape, or whole rows cancel."""
+
+    def augment(x: Tensor, keys: Tensor) -> Tensor:
+        return (x - x.mean(1, keepdim=True)) @ torch.ones(4, 4).double() + 1e-9 * (keys % 7)[
+            :, None
+        ]
+
+    oracle = augmenting(augment, multiplicity, None)
+    for batch in itertools.islice(oracle.batches(samples(N)), 2):
+        oracle.backward(*batch)
+    assert oracle.step == 2
+
+
+def test_an_augmentation_that_was_refused_stays_refused() -> None:
+    augment, words = mixing(1.0, 1.0), "was refused in an earlier step"
+    oracle = augmenting(augment, 1, 64)
+    assert steps_until_refused(oracle, oracle.batches(samples(N)), "other values") == 0
+    oracle = augmenting(augment, 2, None)
     assert steps_until_refused(oracle, oracle.batches(samples(N)), words) == 0
 
 
@@ -501,7 +559,26 @@ def nothing(original: Any) -> Any:
 
 
 def always_alike(original: Any) -> Any:
-    return lambda one, other: True
+    return lambda one, other, inputs, units: True
+
+
+def by_an_absolute_bound(original: Any) -> Any:
+    return lambda one, other, inputs, units: torch.allclose(one, other, rtol=1e-3, atol=1e-4)
+
+
+def by_rows(original: Any) -> Any:
+    """The views of one row without a record count as rows that were compared."""
+    return lambda self, name, augment, batch, keys, units: original(
+        self, name, augment, batch, keys, len(keys)
+    )
+
+
+def with_one_view_alone(original: Any) -> Any:
+    return lambda self, name, augment, batch, keys, units: (
+        original(self, name, augment, batch, keys, units)
+        if self.multiplicity == 1
+        else augment(batch, keys)
+    )
 
 
 def always_likely(original: Any) -> Any:
@@ -531,6 +608,12 @@ def group_by_group(original: Any) -> Any:
     return measure
 
 
+def without_vanished_norms(original: Any) -> Any:
+    return lambda clipping, norms, factors, extra=None: original(
+        clipping, norms, torch.where(norms == 0, 0.0, factors), extra
+    )
+
+
 def finite_units_alone(original: Any) -> Any:
     def measure(clipping: Clipping, norms: Tensor, factors: Tensor, extra: None) -> Tensor:
         fine = norms.isfinite().all(dim=0)
@@ -540,7 +623,7 @@ def finite_units_alone(original: Any) -> Any:
 
 
 def as_the_clipping_returns(original: Any) -> Any:
-    return lambda self, norms: (self._clipping.factors(norms.clone()), None)
+    return lambda self, norms, scaled: (self._clipping.factors(norms.clone()), None)
 
 
 def last_physical_batch_alone(original: Any) -> Any:
@@ -559,6 +642,18 @@ MISTAKES = {
     "rows that are mixed before the clip": Mistake(
         check_an_augmentation_changes_each_row_by_itself, batches, "_alike", always_alike
     ),
+    "small rows that are mixed": Mistake(
+        check_an_augmentation_changes_each_row_by_itself, batches, "_alike", by_an_absolute_bound
+    ),
+    "compared by views": Mistake(
+        check_an_augmentation_changes_each_row_by_itself, batches.Views, "_augment_units", by_rows
+    ),
+    "several views that are not compared": Mistake(
+        check_an_augmentation_changes_each_row_by_itself,
+        batches.Views,
+        "_augment_units",
+        with_one_view_alone,
+    ),
     "a sensitivity that follows the units": Mistake(
         check_the_sensitivity_does_not_follow_the_units, StepClipping, "verify", factors_alone
     ),
@@ -569,7 +664,10 @@ MISTAKES = {
         lambda original: lambda clipping, norms: norms,
     ),
     "factors that a clipping has overwritten": Mistake(
-        check_factors_are_those_that_were_measured, StepClipping, "_of", as_the_clipping_returns
+        check_factors_are_those_that_were_measured,
+        StepClipping,
+        "_compute",
+        as_the_clipping_returns,
     ),
     "a sensitivity that can be overwritten": Mistake(
         check_a_clipping_of_a_step_is_not_overwritten, StepClipping, "sensitivity", writable
@@ -605,6 +703,9 @@ MISTAKES = {
     ),
     "factors as they come": Mistake(
         check_a_clipping_keeps_its_sensitivity, clipping_module, "check_factors", nothing
+    ),
+    "a norm of 0 that counts as 0": Mistake(
+        check_a_clipping_keeps_its_sensitivity, clipping_module, "measure", without_vanished_norms
     ),
     "factors of the last physical batch alone": Mistake(
         check_every_physical_batch, clipping_module, "check_factors", last_physical_batch_alone

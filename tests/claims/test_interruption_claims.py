@@ -9,20 +9,22 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from dpbam import DPSAT, Ledger, PrivateGradientOracle
+from dpbam import DPSAT, Ledger, PrivateGradientOracle, mechanism, params
 from dpbam import observers as observers_module
 from dpbam import oracle as oracle_module
 from dpbam.bias import PrivateStatistics
 from dpbam.errors import PlanViolationError
 from dpbam.filters import Exponential
 from dpbam.params import WeakTensors
+from interrupts import interrupt_at
 from planting import Mistake, catches
 from support import cross_entropy, flat, gradients, private_plan, samples, sized_oracle, smooth_net
 
@@ -317,7 +319,60 @@ def check_an_interrupted_step_leaves_no_record() -> None:
         oracle.backward(inputs, targets, units)
 
 
+def check_an_interrupt_leaves_theta() -> None:
+    """Ctrl-C between two parameters, while DP-SAT's shift of theta is undone."""
+    model = smooth_net()
+    theta = flat({n: p.detach().clone() for n, p in model.named_parameters()})
+    shift = {n: torch.ones_like(p) for n, p in model.named_parameters()}
+    copy, copies = Tensor.copy_, []
+
+    def copy_(self: Tensor, values: Tensor) -> Tensor:
+        copies.append(values)
+        if len(copies) == 2:
+            raise KeyboardInterrupt
+        return copy(self, values)
+
+    parameters = dict(model.named_parameters())
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        suppress(KeyboardInterrupt),
+        params.shifted(parameters, shift),
+    ):
+        patch.setattr(Tensor, "copy_", copy_)
+    assert len(copies) > 2, "nothing was interrupted"
+    assert torch.equal(flat({n: p.detach() for n, p in model.named_parameters()}), theta)
+
+
+def check_an_interrupt_at_any_line_leaves_theta() -> None:
+    """Ctrl-C before each line of the functions that shift theta and undo it, by the oracle."""
+    for line in itertools.count():
+        oracle = oracle_of(0)
+        for batch in steps(oracle, 1):
+            oracle.backward(*batch)
+        theta = flat({n: p.detach().clone() for n, p in oracle.model.named_parameters()})
+        names = ("shifted", "restored", "overwrite", "_copy_into")
+        interrupted = interrupt_at(
+            line, names, partial(oracle.backward, *samples(L, seed=3)), code_of=params
+        )
+        assert torch.equal(flat({n: p.detach() for n, p in oracle.model.named_parameters()}), theta)
+        if not interrupted:
+            break
+    assert line > 10
+
+
 # --- the mistakes
+
+
+def restored_once(original: Any) -> Any:
+    @contextmanager
+    def restored(parameters: Any, copies: Any = None) -> Iterator[None]:
+        saved = {n: p.detach().clone() for n, p in parameters.items()}
+        try:
+            yield
+        finally:
+            params._copy_into(parameters, saved)
+
+    return restored
 
 
 def taken_at_its_end(original: Any) -> Any:
@@ -350,6 +405,13 @@ def keeps_the_batch(original: Any) -> Any:
 
 
 MISTAKES = {
+    "a shift that is not undone": Mistake(
+        check_an_interrupt_at_any_line_leaves_theta, mechanism, "overwrite",
+        lambda original: lambda parameters, values: None,
+    ),
+    "a shift that is half undone": Mistake(
+        check_an_interrupt_leaves_theta, params, "restored", restored_once
+    ),
     "an interrupted batch kept": Mistake(
         check_an_interrupted_step_leaves_no_record, WeakTensors, "__getstate__", keeps_the_batch
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -10,6 +11,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from dpbam import Ledger
 from dpbam.errors import ArgumentError
 from dpbam.privacy import ledger as ledger_module
 from dpbam.privacy import writer_lock
+from interrupts import interrupt_at
 from planting import Mistake, catches
 
 STEP = {"noise_multiplier": 1.0, "sampling_rate": 0.1}
@@ -148,6 +151,45 @@ def check_a_pickled_copy_in_memory_is_not_charged() -> None:
         assert (len(copied), len(ledger)) == (2, 2)
 
 
+WRITING = ("_append", "_remember", "_count")  # functions of a ledger that an interrupt may reach
+
+
+def check_an_interrupted_charge_counts_once() -> None:
+    """Ctrl-C at each line: what the ledger counts is what its file holds, then and after a retry.
+
+    With a seed the retry is the same release; without one it has another name. In memory too.
+    """
+    for stream, on_disk in itertools.product(("s", "t"), (True, False)):
+        for line in itertools.count():
+            with new_file() as path:
+                ledger = Ledger(1e-5, path=path if on_disk else None)
+                ledger.charge("s", 0, **STEP, release="0")
+                charge = partial(ledger.charge, "s", 1, **STEP, release="1")
+                interrupted = interrupt_at(line, WRITING, charge, code_of=ledger_module)
+                check_counts(ledger, path)
+                ledger.charge(stream, 1, **STEP, release="1")
+                check_counts(ledger, path)
+                assert len(ledger) <= 3
+            if not interrupted:
+                break
+        assert line > 5
+
+
+def check_counts(ledger: Ledger, path: Path) -> None:
+    entries = len(ledger.entries())
+    assert entries == len(ledger) == sum(charge.steps for charge in ledger.charges())
+    if ledger.path is not None:
+        assert entries == len(path.read_text().splitlines())
+        try:
+            assert entries == len(Ledger(1e-5, path=path))
+        except ArgumentError as refusal:
+            raise AssertionError(str(refusal)) from None
+
+
+def test_an_interrupted_charge_counts_once() -> None:
+    check_an_interrupted_charge_counts_once()
+
+
 # --- the mistakes
 
 
@@ -238,7 +280,44 @@ def with_its_process(original):
     return lambda self: self.__dict__ | {"_lock": None}
 
 
+def its_own_line_is_not_read(original):
+    """The file's state is known before the entry is."""
+
+    def append(self, entries):
+        if self.path is not None and entries:
+            ledger_module._jsonl.append_durably(self.path, *entries)
+            self._status, self._torn = ledger_module._status(self.path.stat()), False
+        _append(self, entries)
+
+    def _append(self, entries):
+        for entry in entries:
+            self._remember(entry)
+
+    return append
+
+
+def added_by_and_by(original):
+    """The entry is there before it counts."""
+
+    def _remember(self, entry):
+        original(self, entry)
+        totals = self._totals
+        self._totals = totals._replace(entries=totals.entries + 1)
+        self._totals = self._totals._replace(steps=totals.steps + 1)
+        charges = totals.charges.copy()
+        charges[entry["noise_multiplier"], entry["sampling_rate"]] += 1
+        self._totals = self._totals._replace(charges=charges)
+
+    return _remember
+
+
 MISTAKES = {
+    "a line that its writer does not read again": Mistake(
+        check_an_interrupted_charge_counts_once, Ledger, "_append", its_own_line_is_not_read
+    ),
+    "an entry that half counts": Mistake(
+        check_an_interrupted_charge_counts_once, Ledger, "_remember", added_by_and_by
+    ),
     "a deleted ledger that a new object begins": Mistake(
         check_a_deleted_file_is_not_begun_anew, Ledger, "_remember", forgotten
     ),

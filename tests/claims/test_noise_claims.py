@@ -121,6 +121,35 @@ def check_no_sum_without_noise_outlives_its_step(clipping: str = "quantile") -> 
         assert p.detach().numpy().tobytes() in saved  # the search finds what is there
         values, raw = raw[: p.numel()], raw[p.numel() :]
         assert values.numpy().tobytes() not in saved, f"the clipped sum of {name} is in the file"
+    for kind in ("standard", "secure"):
+        check_all_sums_are_written_over(clipping, kind)
+
+
+def check_all_sums_are_written_over(clipping: str, kind: str) -> None:
+    """The gradient's, extra coordinates and statistics: by their noise, or by zeros."""
+    statistics = PrivateStatistics([0.1, 0.4], noise_multiplier=20.0)
+    plan = private_plan(
+        clipping=clipping, joint_noise_multipliers=statistics.noise_multipliers, accountant="rdp"
+    )
+    oracle = sized_oracle(smooth_net(), cross_entropy, plan, statistics=statistics, noise=kind)
+    sums, raw, names, clipped_sums = [], [], [], mechanism.clipped_sums
+
+    def noticed(step):
+        queries = clipped_sums(step)
+        names.extend(queries)
+        sums.extend(s for query in queries.values() for s in query.sums.values())
+        raw.extend(s.clone() for s in sums)
+        assert all(bool(s.any()) for s in sums)
+        return queries
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mechanism, "clipped_sums", noticed)
+        oracle.backward(*samples(9))
+    assert len(names) == (2 if clipping == "flat" else 3)
+    left = [
+        bool(((now == before) & (before != 0)).any()) for now, before in zip(sums, raw, strict=True)
+    ]
+    assert not any(left), "a sum without noise is left"
 
 
 def test_no_sum_without_noise_outlives_its_step() -> None:
@@ -433,6 +462,13 @@ def kept_by_the_noise(original):
     return add
 
 
+def the_gradient_alone(original):
+    def clear(self, queries, noised, noise):
+        original(self, {"gradient": queries["gradient"]}, noised, noise)
+
+    return clear
+
+
 def left_in_the_object(original):
     def add(self, batch):
         original(self, batch)
@@ -493,6 +529,9 @@ MISTAKES = {
         SumMemory,
         "clear",
         lambda original: lambda self, queries, noised, noise: None,
+    ),
+    "sums other than the gradient's left to the next step": Mistake(
+        check_no_sum_without_noise_outlives_its_step, SumMemory, "clear", the_gradient_alone
     ),
     "a statistic left to the next step": Mistake(
         check_no_statistic_without_noise_outlives_its_step,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from test_noise_claims import SIGMA, C, L, silent_oracle
 from torch import nn
 
 from checks import LEVEL, RARE, check_gaussian, check_uncorrelated
-from dpbam import mechanism
+from dpbam import guard, mechanism
 from dpbam.distributed import Ranks, process
+from dpbam.errors import ArgumentError
 from dpbam.privacy.noise import GaussianNoise
 from dpbam.privacy.sampling import UnitShare
 from dpbam.privacy.secure_noise import make_noise
@@ -72,6 +74,35 @@ def check_a_unit_is_on_one_rank() -> None:
         assert found == pytest.approx(6 * C)
 
 
+def step_of_rank(ranks: Ranks, change: str) -> tuple[str, int, int]:
+    """What becomes of a step where rank 1 has not resumed, or has another clip than at first."""
+    plan = quiet_plan(C, n=6, batch_size=6, steps=4, clip_schedule=(1.0, 0.01))
+    torch.manual_seed(0)
+    oracle = sized_oracle(nn.Linear(4, 3).double(), cross_entropy, plan, ranks=ranks)
+    if change == "step":
+        if ranks.leads:
+            for step in range(2):
+                oracle.ledger.charge("s", step, noise_multiplier=1.0, sampling_rate=1.0)
+            oracle.load_state_dict({"step": 2})
+    elif not ranks.leads:
+        object.__setattr__(oracle.clipping, "clip_norm", C / 100)
+    own = torch.arange(ranks.rank, 6, ranks.world)
+    before = len(oracle.ledger)
+    try:
+        oracle.backward(torch.ones(len(own), 4).double(), torch.zeros(len(own)).long(), own)
+    except ArgumentError as refusal:
+        return str(refusal), len(oracle.ledger) - before, oracle.step
+    return "released", len(oracle.ledger) - before, oracle.step
+
+
+def check_ranks_are_at_one_step_with_one_clip() -> None:
+    """A rank that did not resume, or clips to another norm, is refused before a charge."""
+    for change in ("step", "clip"):
+        for refusal, charged, _ in together(2, partial(step_of_rank, change=change)):
+            assert "the ranks are not at the same step" in refusal
+            assert charged == 0
+
+
 @pytest.mark.parametrize(("world", "kind"), [(1, "standard"), (4, "standard"), (2, "secure")])
 def test_the_noise_is_that_of_one_process(world: int, kind: str) -> None:
     check_noise_over_ranks(world, kind)
@@ -123,7 +154,14 @@ def every_rank_has_every_unit(original):
     return lambda self, units: np.ones(len(units), dtype=bool)
 
 
+def not_compared(original):
+    return lambda *args: None
+
+
 MISTAKES = {
+    "a rank that did not resume": Mistake(
+        check_ranks_are_at_one_step_with_one_clip, guard, "check_same_step", not_compared
+    ),
     "full noise on every rank": Mistake(
         check_noise_over_ranks, mechanism, "add_noise", released_by(full_noise)
     ),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from dpbam import BAM, Compute, PrivateGradientOracle, mechanism, scratch
+from dpbam import BAM, Compute, FlatClipping, PrivateGradientOracle, mechanism, scratch
 from dpbam.catalogue import CLIPPINGS
 from dpbam.engines.fused import gradients
 from dpbam.privacy import secure_noise
@@ -25,17 +26,20 @@ UNITS_BELOW = 1024  # where a number of units could decide
 ENGINES = ["functional", "fused"]  # those that add several units in float32
 
 
-def moves(engine: str, physical: int, width: int = 1) -> list[float]:
+def moves(
+    engine: str, physical: int, width: int = 1, model: nn.Module | None = None, **options: Any
+) -> list[float]:
     """How far the sum of 65,536 aligned gradients of norm C moves without one of them.
 
     The gradient of a unit is its input. All are clipped, so exact sums move by C; the first unit
     to go shifts all others to other places in their physical batches.
     """
     torch.manual_seed(0)
-    model, plan = nn.Linear(width, 1, bias=False), quiet_plan(C, n=UNITS, batch_size=UNITS)
+    plan = quiet_plan(C, n=UNITS, batch_size=UNITS)
     private = PrivateGradientOracle(
-        model, first_output, plan, compute=Compute(engine=engine, physical_batch_size=physical)
-    )
+        nn.Linear(width, 1, bias=False) if model is None else model, first_output, plan,
+        compute=Compute(engine=engine, physical_batch_size=physical), **options,
+    )  # fmt: skip
     x = (torch.rand(width) + 0.5) * (1 + torch.rand(UNITS, 1))
     y = torch.zeros(UNITS)
     whole = clipped_sum(private, x, y)
@@ -49,13 +53,13 @@ def first_output(output: Tensor, targets: Tensor) -> Tensor:
     return output[:, 0]
 
 
-def check_moves(engine: str, physical: int, width: int = 1) -> None:
+def check_moves(engine: str, physical: int, width: int = 1, **options: Any) -> None:
     """C (1 +- 2^-11): more is a broken promise, less is the same rounding in the other direction.
 
     With one coordinate any float32 sum fails: at 65,536 C = 45,875 float32 is spaced by 2^-8, and
     C = 0.7 lies 0.2 of a spacing, 1.1e-3 C, from the nearest multiple.
     """
-    for moved in moves(engine, physical, width):
+    for moved in moves(engine, physical, width, **options):
         assert abs(moved / C - 1) <= ROUNDING, f"moves by C (1 + {moved / C - 1:.2g})"
 
 
@@ -65,6 +69,35 @@ def check_many_physical_batches() -> None:
 
 def check_one_physical_batch() -> None:
     check_moves("functional", UNITS)
+
+
+class OneOfFloat64(nn.Module):
+    """A float32 weight next to a float64 one, which makes norms and factors float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.other = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight + 0 * self.other.float()
+
+
+class Float64Factors(FlatClipping):
+    """A clipping of the user's own that computes in float64."""
+
+    def factors(self, norms: Tensor) -> Tensor:
+        return super().factors(norms.double())
+
+
+def check_factors_of_float64() -> None:
+    """The engine adds in the dtype of the directions, whatever that of the factors."""
+    check_moves("functional", UNITS, model=OneOfFloat64())
+    check_moves("functional", UNITS, clipping=Float64Factors(C))
+
+
+def test_factors_of_float64() -> None:
+    check_factors_of_float64()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -232,6 +265,14 @@ def in_one_portion(original):
     return lambda factors: iter([(factors, slice(0, factors.shape[1]))])
 
 
+def in_portions_of_float32(original):
+    return lambda factors: (
+        iter([(factors, slice(0, factors.shape[1]))])
+        if factors.dtype == torch.float64
+        else original(factors)
+    )
+
+
 def none(original):
     return lambda std: std
 
@@ -262,6 +303,9 @@ MISTAKES = {
     ),
     "65,536 units added in float32": Mistake(
         check_one_physical_batch, mechanism, "portions", in_one_portion
+    ),
+    "65,536 units of float64 factors added in float32": Mistake(
+        check_factors_of_float64, mechanism, "portions", in_portions_of_float32
     ),
     "a repaired record sends the others another way": Mistake(
         check_a_bad_record_leaves_the_others, gradients, "recompute_cancelling", without_its_way

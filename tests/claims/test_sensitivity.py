@@ -20,6 +20,7 @@ from dpbam.contenders.clippings import (
 )
 from dpbam.contenders.disk import DiSK
 from dpbam.engines import materialised
+from dpbam.engines.fused import engine as fused_engine
 from dpbam.errors import PlanViolationError
 from dpbam.privacy.clipping import AutomaticClipping, PerLayerClipping, bound_factors
 from planting import Mistake, catches
@@ -132,6 +133,12 @@ def check_of(method: str, records: int = 1, *added: list[list[float]]):
     return sum_on_neighbouring_batches
 
 
+def check_a_row_is_alone_in_the_fused_engine() -> None:
+    """A large record moves the sum by C at most, with others in the same pass."""
+    for added in OFTEN:
+        Neighbours("fused", "bam", "flat", 1).check(USUAL, added, 1)
+
+
 def parts_of(clipping: str):
     """A step on neighbours; the oracle's own check of the joint norm counts as a failure."""
 
@@ -204,6 +211,17 @@ def batch_mean_removed(original):
     return weighted_sum
 
 
+def rows_less_their_mean(original):
+    """What a pass would see of a row, if it were not alone in its batch."""
+
+    def alone(batch):
+        return original(
+            params.map_rows(lambda t: t - t.mean(0) if t.is_floating_point() else t, batch)
+        )
+
+    return alone
+
+
 BAD = [[[float("nan")] * 3], [[float("inf"), 0.0, 0.0]]]
 RECORDS = [[30.0, -20.0, 10.0], [25.0, -25.0, 12.0], [28.0, -22.0, 9.0]]
 Directions = materialised.MaterialisedDirections
@@ -266,8 +284,11 @@ MISTAKES = {
         "extra",
         lambda original: lambda s, n, f: torch.full((s.coordinates, n.shape[1]), s.bound),
     ),
-    "a direction that looks at the other samples": Mistake(
+    "a sum that looks at the other samples": Mistake(
         check_of("bam", 1, *OFTEN), Directions, "weighted_sum", batch_mean_removed
+    ),
+    "a pass that looks at the other samples": Mistake(
+        check_a_row_is_alone_in_the_fused_engine, fused_engine, "alone", rows_less_their_mean
     ),
 }
 

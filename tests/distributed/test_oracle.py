@@ -22,6 +22,7 @@ from dpbam import (
     PrivacyPlan,
     PrivateGradientOracle,
     assembly,
+    guard,
 )
 from dpbam.bias import BiasLens, PrivateStatistics
 from dpbam.contenders.clippings import QuantileClipping
@@ -278,6 +279,7 @@ def halves(ranks: Ranks) -> int:
 def test_the_size_is_that_of_all_ranks_together(monkeypatch):
     assert together(2, halves) == [3, 3]
     monkeypatch.setattr(ProcessRanks, "sums", Ranks.sums)  # each rank looks at its own share
+    monkeypatch.setattr(guard, "check_same_step", lambda *args: None)  # which needs the sums
     assert together(2, halves) == [-1, -1]
 
 

@@ -398,7 +398,7 @@ def test_what_the_plan_does_not_account_for_is_refused(
     tmp_path: Path, monkeypatch: Any, batches: Any, options: Any, words: str, taken: int
 ) -> None:
     draw_with(batches, monkeypatch)
-    ours = trainer(tmp_path, plan=LONG, oracle_options={"seed": 0, **options})
+    ours = trainer(tmp_path, plan=LONG, oracle_options={"seed": 0, **options()})
     with pytest.raises(PlanViolationError, match=words):
         ours.train()
     assert len(ours.oracle.ledger) == len(Ledger(1e-2, path=tmp_path / "ledger.jsonl")) == taken

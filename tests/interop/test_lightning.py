@@ -195,7 +195,7 @@ def test_what_the_plan_does_not_account_for_is_refused(
         "seed": 0,
         "compute": Compute(physical_batch_size=64),
     }
-    model, loader = make_private(Classifier(), DataLoader(data()), LONG, **usual, **options)
+    model, loader = make_private(Classifier(), DataLoader(data()), LONG, **usual, **options())
     with pytest.raises(PlanViolationError, match=words):
         trainer(tmp_path, max_epochs=9).fit(model, loader)
     assert len(Ledger(1e-2, path=tmp_path / "ledger.jsonl")) == taken

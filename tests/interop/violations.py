@@ -32,13 +32,14 @@ class Lenient(FlatClipping):
         return torch.ones_like(norms)
 
 
-#: How the sampler draws (None: as it should), the oracle's options, the error, the steps before it.
+#: How the sampler draws (None: as it should), what makes the oracle's options (an object that was
+#: refused stays refused), the error, the steps before it.
 VIOLATIONS = pytest.mark.parametrize(
     ("batches", "options", "words", "taken"),
     [
-        (shuffled, {}, "this oracle has drawn no batch", 0),
-        (everything, {}, "this oracle has drawn no batch", 0),
-        (None, {"clipping": Lenient(0.01)}, "Lenient lets a unit through", 0),
+        (shuffled, dict, "this oracle has drawn no batch", 0),
+        (everything, dict, "this oracle has drawn no batch", 0),
+        (None, lambda: {"clipping": Lenient(0.01)}, "Lenient lets a unit through", 0),
     ],
 )
 

@@ -24,6 +24,7 @@ MODULES = {
     "Sampling": ("dpbam.privacy.sampling",),
     "Clipping": ("dpbam.privacy.clipping", "dpbam.contenders.clippings"),
     "Noise": ("dpbam.privacy.noise", "dpbam.privacy.secure_noise", "dpbam.privacy.randomness"),
+    "Code of the user's": ("dpbam.own_code",),
     "Joint release of statistics": ("dpbam.joint_release", "dpbam.bias.release"),
     "Ledger": ("dpbam.privacy.ledger", "dpbam.privacy.writer_lock"),
     "Accounting": (
@@ -34,6 +35,7 @@ MODULES = {
 }  # fmt: skip
 #: Values, errors, and functions whose result no guarantee depends on.
 HELPERS = {
+    "read_together", "digits_of", "refuse", "other_batches",
     "two_sided_tail", "probability", "check_unchanged", "check_same_watchers", "check_oracle",
     "Admitted", "Attempt", "Step", "Terms", "Released", "keeps_nothing", "attributes_of", "differs",
     "Contributions", "JointRelease", "check_counted", "gather", "charge", "identify", "describe",

@@ -94,7 +94,7 @@ class PerSampleDirections(Protocol):
         """Return the norms of d_i's entries by parameter, for measurements: [U] each."""
 
     def losses(self) -> Tensor:
-        """Return the units' losses at theta, of the same pass, for measurements: [U].
+        """Return the units' losses at theta, of the same pass, for measurements: a new [U].
 
         NaN for a method of the user's own that never asks for the gradient at theta.
         """

@@ -26,7 +26,7 @@ class MaterialisedDirections:
         self._groups, self.plain = groups, plain
 
     def losses(self) -> Tensor:
-        return self._losses
+        return self._losses.clone()  # other code gets them, and may write to them
 
     @measured
     def norms(self) -> Tensor:

@@ -193,6 +193,15 @@ def fit_rows(
     return Fit(rows, engine.name, taken)
 
 
+def serving_engine(
+    make: Callable[[], Engine], samples: Sequence[PhysicalBatch], method: Method, lam: float
+) -> str:
+    """Return the name of the engine that serves on rows without a record, as :func:`fit_rows`."""
+    with warnings.catch_warnings():  # the engine in use will warn
+        warnings.simplefilter("ignore")
+        return _select(make, samples, method, lam)[0].name
+
+
 def _select(
     make: Callable[[], Engine], samples: Sequence[PhysicalBatch], method: Method, lam: float
 ) -> tuple[Engine, PhysicalBatch]:

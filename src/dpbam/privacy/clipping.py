@@ -44,18 +44,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from dpbam import _validate
-from dpbam.catalogue import CLIPPINGS, is_built_in
+from dpbam.catalogue import CLIPPINGS
 from dpbam.errors import ArgumentError, PlanViolationError
+from dpbam.own_code import OwnCode, other_batches
 
 MOST_SUMMED = 1024  # units that are added in float32
 ROUNDING = 2.0**-11  # what float32 arithmetic may add to the sensitivity, relative to it
@@ -63,8 +61,6 @@ FACTOR_ROUNDING = 1e-6  # what factor times norm may exceed the sensitivity by, 
 
 VANISHING_NORM = 1e-18  # the squares of a float32 norm below it may add up to 0
 LEAST_NORM = 1e-10  # of C, well above it
-_ALIKE = 1e-5  # relative: vector instructions may round the last of a row differently
-_LEVELS = 4  # of objects inside one another
 _LEAST_GAMMA = 1e-6  # relative to 1 and to C; a float32 norm of 1 is known to 1e-7
 
 
@@ -150,9 +146,10 @@ class StepClipping:
 
     Assumptions: the engine's norms are right (tests compare engines); :meth:`verify` is called
     before the sum is released; a factor depends on its own unit alone. Of a clipping of the user's
-    own the last is checked: it is computed again for every other unit of each physical batch, and
-    its attributes must be the same after the units as before. State that it keeps elsewhere, such
-    as in a module or another callable, and passes over at the second call, is not seen.
+    own the last is searched for mistakes (:mod:`dpbam.own_code`): it is computed again on other
+    batches of the same units, and its attributes must be the same after the units as before. State
+    that it keeps elsewhere, such as in a module or another callable, and passes over at the second
+    call, is not seen.
 
     Proof: the inequality itself is evaluated in float64, on the norms and factors that are used.
 
@@ -169,7 +166,7 @@ class StepClipping:
 
     # without a dict, so that an ``at`` of the user's own cannot put other checks in place of these
     __slots__ = (
-        "_apart", "_before", "_clipping", "_fixed", "_measured", "_own_code", "_phi", "coordinates",
+        "_clipping", "_fixed", "_measured", "_own_code", "_phi", "coordinates",
     )  # fmt: skip
 
     def __init__(self, clipping: Clipping, phi: float = 1.0) -> None:
@@ -179,9 +176,8 @@ class StepClipping:
         self._fixed = float(clipping.sensitivity)
         self.coordinates = clipping.coordinates
         self._measured: list[Tensor] = []  # [2] per physical batch, on the device
-        self._own_code = _is_own_code(clipping)
-        self._before = attributes_of(clipping) if self._own_code else None
-        self._apart: list[Tensor] = []  # whether units change one another, per physical batch
+        functions = clipping.scales, clipping.factors, clipping.extra
+        self._own_code = OwnCode(clipping, *functions)
 
     @property
     def sensitivity(self) -> float:
@@ -194,23 +190,27 @@ class StepClipping:
         The sum is None where the clipping has no extra coordinates; else in float64 (on MPS, which
         has no float64, in float32).
         """
-        factors, extra = self._of(norms)
         scaled = norms / self._phi if self._phi != 1 else norms
+        factors, extra = self._compute(norms, scaled)
         self._measured.append(measure(self._clipping, scaled, factors, extra))
-        if self._own_code and norms.shape[1] > 1:
-            halves = [self._of(norms[:, k::2]) for k in (0, 1)]
-            self._apart += [differs(factors[:, k::2], half[0]) for k, half in enumerate(halves)]
-            if extra is not None:
-                self._apart += [differs(extra[:, k::2], half[1]) for k, half in enumerate(halves)]
+        if self._own_code.measured and norms.shape[1] > 1:
+            sizes = torch.linalg.vector_norm(norms.nan_to_num(0.0, 0.0, 0.0), dim=0)  # [U]
+            for places in other_batches(len(sizes), norms.device, sizes):
+                apart, extra_apart = self._compute(norms[:, places], scaled[:, places])
+                self._own_code.compare(factors[:, places], apart)
+                if extra is not None:
+                    self._own_code.compare(extra[:, places], extra_apart)
         if extra is None:
             return factors, None
         return factors, self._phi * extra.to(widest_dtype(extra)).sum(1)
 
-    def _of(self, norms: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the factors [G, U] and the extra coordinates [K, U] of norms [G, U]."""
-        scaled = norms / self._phi if self._phi != 1 else norms
+    def _compute(self, norms: Tensor, scaled: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the factors [G, U] and the extra coordinates [K, U] of norms [G, U].
+
+        ``scaled`` [G, U] are the norms divided by phi, which the clipping is given.
+        """
         factors = self._clipping.factors(shield_norms(self._clipping, scaled))  # [G, U]
-        if self._own_code:  # it may use this memory again: what is measured is what is summed
+        if self._own_code.measured:  # it may use this memory again: what is measured is summed
             factors = factors.clone()
         if self._phi < 1:  # a norm below this one may be too small to be right: it is not raised
             factors = torch.where(norms < LEAST_NORM, factors.clamp(max=1.0), factors)
@@ -232,16 +232,23 @@ class StepClipping:
         """
         numbers = self.measured().tolist() if measured is None else measured
         rows = list(zip(numbers[::2], numbers[1::2], strict=True))
-        check_factors(self._clipping, self._fixed, rows)
-        if self._clipping.sensitivity != self._fixed:
-            raise PlanViolationError(
-                f"the sensitivity of {type(self._clipping).__name__} was {self._fixed:g} before "
-                f"this step's units were clipped and is {self._clipping.sensitivity:g} after: a "
-                "norm that follows the units without noise reveals them; adapt it in update, to "
-                "extra coordinates"
-            )
-        if self._own_code:
-            check_alone(self._clipping, self._apart, self._before)
+        try:
+            check_factors(self._clipping, self._fixed, rows)
+            if self._clipping.sensitivity != self._fixed:
+                raise PlanViolationError(
+                    f"the sensitivity of {type(self._clipping).__name__} was {self._fixed:g} "
+                    "before this step's units were clipped and is "
+                    f"{self._clipping.sensitivity:g} after: a norm that follows the units without "
+                    "noise reveals them; adapt it in update, to extra coordinates"
+                )
+            check_alone(self._clipping, self._own_code)
+        except PlanViolationError:
+            self._own_code.refuse()
+            raise
+
+    def abandon(self) -> None:
+        """Refuse the clipping from now on if it has kept something of a step that failed."""
+        self._own_code.abandon()
 
     def adapt(self, released: Tensor) -> None:
         """Give the clipping its extra coordinates [K] when they are released, divided by l."""
@@ -346,65 +353,30 @@ def check_factors(
             )
 
 
-def _is_own_code(clipping: Clipping) -> bool:
-    """Whether a class, or a function of it, is not one of dpbam's, which depend on norms alone."""
-    code = [type(clipping), clipping.scales, clipping.factors, clipping.extra]
-    return not all(map(is_built_in, code))
-
-
-def differs(together: Tensor, apart: Tensor | None) -> Tensor:
-    """Return whether [K, U] values of units are others where other units are left out: scalar."""
-    if apart is None or together.shape != apart.shape:
-        return torch.ones((), dtype=torch.bool, device=together.device)
-    return ~torch.isclose(together, apart, rtol=_ALIKE, atol=0.0, equal_nan=True).all()
-
-
-def check_alone(clipping: Clipping, apart: list[Tensor], before: object) -> None:
+def check_alone(clipping: Clipping, code: OwnCode) -> None:
     """Refuse a clipping that lets a unit change the factors of others, now or in a later step.
 
     Guarantee: a clipping by the batch's largest, mean or median norm is refused, and so is one that
     keeps norms in its attributes: one unit would move the parts of all others, each by up to C.
 
-    Assumptions: units that change one another do so when every other one is left out; what is kept
-    is in what :func:`attributes_of` compares.
+    Assumptions: units that change one another do so in one of the batches that are compared, which
+    is a search, and no proof (:mod:`dpbam.own_code`).
 
-    Proof: factors and extra coordinates are computed again for every other unit of each physical
-    batch; attributes are compared with those before the units were seen.
+    Proof: factors and extra coordinates are computed again for the units of each physical batch in
+    other batches; attributes are compared with those before the units were seen.
     """
     name = type(clipping).__name__
-    if apart and bool(torch.stack(apart).any()):
+    if code.mixes():
         raise PlanViolationError(
             f"{name} returned other factors for a unit when other units were left out: a factor "
             "must depend on its own unit alone, or one unit moves the parts of all others; adapt "
             "to the batch in update, by extra coordinates"
         )
-    if attributes_of(clipping) != before:
+    if code.keeps():
         raise PlanViolationError(
             f"{name} keeps something of this step's units in an attribute, which a later step "
             "would read without noise: adapt it in update, to extra coordinates"
         )
-
-
-def attributes_of(value: Any, level: int = 0) -> object:
-    """Return what is equal as long as an object's attributes, and theirs, have not changed.
-
-    Attributes that are callable (functions, modules), in slots, or objects more than four levels
-    deep are compared by identity: what changes inside them is not seen.
-    """
-    if isinstance(value, Tensor):
-        return tuple(value.shape), repr(value.detach().double().flatten().tolist())
-    if isinstance(value, np.ndarray):
-        return value.tobytes()
-    if isinstance(value, Mapping):
-        return [(repr(key), attributes_of(each, level + 1)) for key, each in value.items()]
-    if isinstance(value, (list, tuple, deque)):
-        return [attributes_of(each, level + 1) for each in value]
-    if isinstance(value, (bool, int, float, str, bytes, set, frozenset, type(None))):
-        return repr(value)  # NaN is equal to itself by it
-    attributes = getattr(value, "__dict__", None)
-    if attributes is None or (callable(value) and level) or level > _LEVELS:
-        return id(value)
-    return id(value), attributes_of(dict(attributes), level + 1)
 
 
 def widest_dtype(values: Tensor) -> torch.dtype:
@@ -456,7 +428,8 @@ def unclipped(norms: Tensor) -> Tensor:
 def portions(factors: Tensor) -> Iterator[tuple[Tensor, slice]]:
     """Split [G, U] factors into [G, U] factors of at most MOST_SUMMED units each, 0 elsewhere.
 
-    Each comes with the slice of those units. Float64 factors are not split.
+    Each comes with the slice of those units. Float64 factors are split, too: the engine adds in
+    the dtype of the directions, which may be float32.
 
     Guarantee: at most MOST_SUMMED units are added in float32; the rest is added in float64.
 
@@ -466,7 +439,7 @@ def portions(factors: Tensor) -> Iterator[tuple[Tensor, slice]]:
     measured in tests/claims/test_rounding_claims.py.
     """
     units = factors.shape[1]
-    if factors.dtype == torch.float64 or units <= MOST_SUMMED:
+    if units <= MOST_SUMMED:
         yield factors, slice(0, units)
         return
     for start in range(0, units, MOST_SUMMED):

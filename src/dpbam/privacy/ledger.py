@@ -28,8 +28,9 @@ import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from dpbam import _jsonl, _validate
 from dpbam.errors import ArgumentError, ArgumentTypeError
@@ -101,10 +102,10 @@ class Ledger:
         # absolute: after os.chdir a relative path would be another file
         self.path = None if path is None else Path(path).absolute()
         self._file = Path() if self.path is None else self.path.resolve()  # by whatever link
-        self._releases: dict[tuple[str, int], Entry] = {}  # in the file's order
-        self._counts: Counter[tuple[float, float]] = Counter()
-        self._steps = 0
-        self._unit: str | None = None
+        # the entries, in the file's order. All else is computed from them, so that an interrupt
+        # leaves an entry counted or not there, and never half of it
+        self._releases: dict[tuple[str, int], Entry] = {}
+        self._totals = _Totals()
         self._process: int | None = os.getpid()
         self._lock: writer_lock.WriterLock | None = None
         self._status: tuple[int, ...] | None = None  # of the file, when it was last read
@@ -115,7 +116,7 @@ class Ledger:
     def unit(self) -> str | None:
         """The unit of privacy; None before the first entry."""
         self._refresh()
-        return self._unit
+        return self._count().unit
 
     def charge(
         self,
@@ -204,7 +205,8 @@ class Ledger:
     def charges(self) -> list[Charge]:
         """Return what was spent, equal steps counted together."""
         self._refresh()
-        return [Charge(sigma, q, count) for (sigma, q), count in sorted(self._counts.items())]
+        counts = self._count().charges
+        return [Charge(sigma, q, count) for (sigma, q), count in sorted(counts.items())]
 
     def epsilon(self, delta: float | None = None) -> float:
         """Return epsilon of everything recorded; infinite if any step had no noise."""
@@ -225,7 +227,7 @@ class Ledger:
     def __len__(self) -> int:
         """Return the number of steps; releases before the first step are none."""
         self._refresh()
-        return self._steps
+        return self._count().steps
 
     def __copy__(self) -> Ledger:
         return self  # two copies would each count a part of what was spent
@@ -259,7 +261,11 @@ class Ledger:
             written = self.path.stat()
             if writer_lock.identify(written) != self._lock.identity:
                 raise self._explain_loss()
+            for entry in entries:
+                self._remember(entry)
+            # last: interrupted before, this process reads its own line from the file
             self._status, self._torn = _status(written), False
+            return
         for entry in entries:
             self._remember(entry)
 
@@ -306,8 +312,8 @@ class Ledger:
 
     def _check_unit(self, entries: Iterable[Entry]) -> None:
         units: set[str] = {entry["unit"] for entry in entries}
-        if self._unit is not None:
-            units.add(self._unit)
+        if self._releases:
+            units.add(next(iter(self._releases.values()))["unit"])
         if len(units) > 1:
             raise ArgumentError(
                 f"a ledger counts what is spent per unit of privacy, and these steps protect a "
@@ -315,12 +321,36 @@ class Ledger:
             )
 
     def _remember(self, entry: Entry) -> None:
-        self._unit = entry["unit"]
         self._releases[(entry["stream"], entry["step"])] = entry
-        self._counts[(entry["noise_multiplier"], entry["sampling_rate"])] += 1
-        self._steps += not entry["stream"].endswith(BEFORE)
-        if self.path is not None and len(self._releases) > len(_SEEN.setdefault(self._file, [])):
-            _SEEN[self._file].append(entry.copy())
+        if self.path is not None:
+            seen = _SEEN.setdefault(self._file, [])
+            seen += [each.copy() for each in self._latest(len(self._releases) - len(seen))]
+
+    def _latest(self, count: int) -> list[Entry]:
+        """Return the last ``count`` entries, in their order."""
+        return list(islice(reversed(self._releases.values()), max(0, count)))[::-1]
+
+    def _count(self) -> _Totals:
+        """Return what the entries add up to; those since the last call are added, all at once."""
+        latest = self._latest(len(self._releases) - self._totals.entries)
+        if latest:
+            charges = self._totals.charges.copy()
+            charges.update((e["noise_multiplier"], e["sampling_rate"]) for e in latest)
+            steps = sum(not e["stream"].endswith(BEFORE) for e in latest)
+            self._totals = _Totals(
+                self._totals.entries + len(latest), self._totals.steps + steps, charges,
+                latest[-1]["unit"],
+            )  # fmt: skip
+        return self._totals
+
+
+class _Totals(NamedTuple):
+    """What the first so many entries of a ledger add up to."""
+
+    entries: int = 0
+    steps: int = 0  # without releases before the first
+    charges: Counter[tuple[float, float]] = Counter()  # (sigma, q)  # noqa: RUF012
+    unit: str | None = None
 
 
 def _status(status: os.stat_result) -> tuple[int, ...]:

@@ -67,10 +67,9 @@ class PrivacyPlan:
             accountant composes the phases.
         clip_schedule: factors on C likewise. The noise follows C, so that they cost nothing.
         released_before: sigma of a Gaussian release from all units before the first step, such as
-            class counts; with q = 1 it is part of every :meth:`epsilon`. The code that releases it
-            charges it, ``oracle.ledger.charge(oracle.before, 0, noise_multiplier=...,
-            sampling_rate=1.0, unit=plan.unit)``; the oracle refuses to step until it is on the
-            ledger.
+            class counts; with q = 1 it is part of every :meth:`epsilon`.
+            ``oracle.release_before(sums, std)`` adds the noise and charges it; the oracle refuses
+            to step until it is on the ledger.
 
     Example:
         >>> plan = PrivacyPlan(n=50_000, batch_size=4096, steps=1000, noise_multiplier=1.731,
@@ -352,9 +351,8 @@ class PrivacyPlan:
         if entry is None or entry["noise_multiplier"] > sigma or entry["sampling_rate"] < 1:
             raise PlanViolationError(
                 f"the plan's release before the first step (sigma {sigma:g}) is not on the ledger: "
-                "charge it with oracle.ledger.charge(oracle.before, 0, noise_multiplier="
-                f"{sigma:g}, sampling_rate=1.0, unit=oracle.plan.unit), or leave released_before "
-                "out of the plan"
+                "make it with oracle.release_before(sums, std), which charges it, or leave "
+                "released_before out of the plan"
             )
 
     def check_resumed(self, ledger: Ledger, step: int) -> None:

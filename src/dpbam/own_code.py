@@ -1,0 +1,202 @@
+"""Code of the user's that units pass through: what is measured of it, and what follows a refusal.
+
+A clipping, a statistic and an augmentation of the user's own must compute each unit's result from
+that unit alone, and keep nothing of it. Neither can be proved by calls from outside:
+
+=====================  ============================================================================
+measured               how
+=====================  ============================================================================
+results of others      the same units are computed again in other batches (:func:`other_batches`):
+                       every other unit, two halves at random, one unit repeatedly
+what is kept           attributes before and after the units (:func:`attributes_of`)
+after a refusal        the object, or a copy of it, is refused in every later step: it may hold
+                       what it took, and what it mixed might pass in another batch
+=====================  ============================================================================
+
+This is a search for mistakes, and no proof. What is continuous in the other units, such as a mean,
+is found at the first step. What is discrete, such as "more than 13 norms exceed 0.9", is found
+where one of these batches has another outcome than the whole.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpbam.catalogue import is_built_in
+from dpbam.errors import ArgumentError, PlanViolationError
+from dpbam.params import digest
+
+_ALIKE = 1e-5  # relative: vector instructions may round the last of a row differently
+_LEVELS = 4  # of objects inside one another
+_REFUSED = "_dpbam_refused"  # an attribute, so that a copy has it, too
+
+
+class OwnCode:
+    """A component of the user's at one step: whether it mixes units, and what it keeps of them.
+
+    Of dpbam's own components nothing is measured, unless a function of them was replaced.
+
+    Guarantee: a component that was refused is refused in all later steps, by any oracle, and so is
+    one that has kept something in its attributes in a step that failed for another reason.
+
+    Assumptions: a copy is one by ``copy`` or ``pickle``; what is kept is in the attributes that
+    :func:`attributes_of` compares.
+
+    Proof: the mark is an attribute of the component; one that cannot have any is refused.
+
+    Args:
+        component: the object.
+        *functions: of it that get units.
+    """
+
+    def __init__(self, component: object, *functions: object) -> None:
+        check_not_refused(component)
+        self.measured = not all(map(is_built_in, (type(component), *functions)))
+        self._component = component
+        self._before = attributes_of(component) if self.measured else None
+        self._mixed: list[Tensor] = []  # scalars on the device
+        if self.measured and not hasattr(component, "__dict__"):
+            raise ArgumentError(
+                f"{type(component).__name__} has __slots__ alone, so that nothing can be seen of "
+                "what it keeps: leave __slots__ out"
+            )
+
+    def compare(self, together: Tensor, apart: Tensor | None) -> None:
+        """Note whether [K, U] values of units are others in another batch."""
+        self._mixed.append(differs(together, apart))
+
+    def mixes(self) -> bool:
+        """Whether a unit had other values in another batch."""
+        return bool(self._mixed) and bool(torch.stack(self._mixed).any())
+
+    def keeps(self) -> bool:
+        """Whether an attribute has changed since the step began."""
+        return self.measured and attributes_of(self._component) != self._before
+
+    def refuse(self) -> None:
+        """Refuse the component from now on."""
+        if self.measured:
+            refuse(self._component)
+
+    def abandon(self) -> None:
+        """Refuse the component from now on if it has kept something of a step that failed."""
+        if self.keeps():
+            refuse(self._component)
+
+
+class MethodState:
+    """The state of a method at one step, of which a checkpoint is made: units must not change it.
+
+    Guarantee: a change while units are seen is noticed.
+
+    Assumptions: the state is what ``state_dict`` returns.
+
+    Proof: its digest is computed before observers and units, and again after the units.
+
+    Args:
+        method: the oracle's.
+    """
+
+    def __init__(self, method: Any) -> None:
+        check_not_refused(method)
+        self._method = method
+        self._before = self._compute()
+
+    def has_changed(self) -> bool:
+        return self._compute() != self._before
+
+    def abandon(self) -> None:
+        """Refuse the method from now on if it has kept something of a step that failed."""
+        if self.has_changed():
+            refuse(self._method)
+
+    def _compute(self) -> str:
+        """Return a digest of the state; nothing is computed where it has none."""
+        state = self._method.state_dict()
+        return digest(state) if state else ""
+
+
+def refuse(component: object) -> None:
+    """Mark a component, so that :func:`check_not_refused` refuses it and its copies."""
+    with suppress(AttributeError, TypeError):  # a bound method has no attributes of its own
+        object.__setattr__(component, _REFUSED, True)
+
+
+def check_not_refused(component: object) -> None:
+    """Refuse a component that was refused before.
+
+    Guarantee: what a component took from the units of a refused step is not used in a later one.
+
+    Assumptions: those of :class:`OwnCode`.
+
+    Proof: it is called at each step, before a unit is seen.
+    """
+    if getattr(component, _REFUSED, False):
+        name = getattr(component, "__name__", type(component).__name__)
+        raise PlanViolationError(
+            f"{name} was refused in an earlier step, and may hold what it took from its units: "
+            "correct it, and make a new one and a new oracle, with the same ledger"
+        )
+
+
+def other_batches(units: int, device: torch.device, sizes: Tensor | None = None) -> list[Tensor]:
+    """Return batches of a batch's units, as places: a result that depends on others differs in one.
+
+    Two halves are drawn anew at each call, whatever the run's seed. The other batches are one unit
+    repeatedly: that of the largest size, of the least, and two at random. They turn "more than so
+    many units" into all or none, and "above the mean" into none: by a power of two, since a mean
+    of other numbers of units may be rounded below all of them.
+
+    Args:
+        units: how many.
+        device: of the places.
+        sizes: [U] of the units; None: they have none.
+
+    Example:
+        >>> [len(places) for places in other_batches(5, torch.device("cpu"))]
+        [3, 2, 2, 3, 4, 4]
+    """
+    places = torch.arange(units, device=device)
+    order = torch.from_numpy(np.random.default_rng().permutation(units)).to(device)
+    repeated = [order[0], order[-1]]
+    if sizes is not None:
+        repeated += [sizes.argmax(), sizes.argmin()]
+    halves = [places[::2], places[1::2], order[: units // 2], order[units // 2 :]]
+    copies = 2 ** (units.bit_length() - 1)
+    return [*halves, *(place.expand(copies) for place in repeated)]
+
+
+def differs(together: Tensor, apart: Tensor | None) -> Tensor:
+    """Return whether [K, U] values of units are others in another batch: a scalar."""
+    if apart is None or together.shape != apart.shape:
+        return torch.ones((), dtype=torch.bool, device=together.device)
+    return ~torch.isclose(together, apart, rtol=_ALIKE, atol=0.0, equal_nan=True).all()
+
+
+def attributes_of(value: Any, level: int = 0) -> object:
+    """Return what is equal as long as an object's attributes, and theirs, have not changed.
+
+    Attributes that are callable (functions, modules), in slots, or objects more than four levels
+    deep are compared by identity: what changes inside them is not seen.
+    """
+    if isinstance(value, Tensor):
+        return tuple(value.shape), repr(value.detach().double().flatten().tolist())
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    if isinstance(value, Mapping):
+        return [(repr(key), attributes_of(each, level + 1)) for key, each in value.items()]
+    if isinstance(value, (list, tuple, deque)):
+        return [attributes_of(each, level + 1) for each in value]
+    if isinstance(value, (bool, int, float, str, bytes, set, frozenset, type(None))):
+        return repr(value)  # NaN is equal to itself by it
+    attributes = getattr(value, "__dict__", None)
+    if attributes is None or (callable(value) and level) or level > _LEVELS:
+        return id(value)
+    return id(value), attributes_of(dict(attributes), level + 1)
