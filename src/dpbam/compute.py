@@ -134,6 +134,7 @@ class Runner:
         self._served = False
         self._tried_on: str | None = None  # the engine that served on synthetic rows
         self._failed = False
+        self._plain: Runner | None = None  # of :meth:`plain_sum`
 
     @property
     def name(self) -> str:
@@ -206,7 +207,7 @@ class Runner:
         ]
 
     def _trial(self) -> Runner:
-        """Return a runner for a trial only: what it gives up, this one may still serve."""
+        """Return a runner of the same settings: what it gives up, this one may still serve."""
         return Runner(self._compute, self._model, self._loss, self._groups)
 
     def _measure(self, samples: list[PhysicalBatch], method: Method, lam: float) -> Fit:
@@ -269,8 +270,10 @@ class Runner:
     def plain_sum(self, batch: LogicalBatch) -> Params:
         """sum_i g_i, neither clipped nor noised."""
         total = zeros(trainable(self._model))
+        # by a runner of its own: the engine that serves plain gradients may not serve the method's
+        self._plain = self._plain or self._trial()
         for physical in self.physical(batch):
-            directions = self.directions(physical, DPSGD(), 0.0)
+            directions = self._plain.directions(physical, DPSGD(), 0.0)
             for name, batch_sum in directions.weighted_sum(unclipped(directions.norms())).items():
                 total[name] += batch_sum
         return total

@@ -121,6 +121,8 @@ class SumMemory:
 
         try:
             yield changed
+        except GeneratorExit:  # the block has ended long ago: Ctrl-C came right at its end
+            raise
         except BaseException:
             bits.restore_memory(compared)
             bits.restore(len(theta))
