@@ -67,7 +67,7 @@ AUDIT = {
     "PrivateGradientOracle._is_charged PrivateGradientOracle._hand_out "
     "PrivateGradientOracle._write PrivateGradientOracle._explain",
     "loading.py": "PoissonBatches._samples",
-    "batches.py": "Views LogicalBatch _alike _sizes",
+    "batches.py": "Views LogicalBatch _alike _is_close _sizes",
     "privacy/ledger.py": "",
     "privacy/accounting.py": "total_epsilon joint_noise_multiplier checked _refine_epsilon "
     "_is_out_of_reach _on_grid _without_lost _compose _step_loss _by_rdp _step_rdp",

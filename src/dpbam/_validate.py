@@ -12,7 +12,7 @@ from dpbam.errors import ArgumentError, ArgumentTypeError
 
 def number(name: str, value: object, *, hint: str = "") -> float:
     """Return ``value`` as a float; refuse NaN and what is not a number."""
-    # the type first: an abstract class is asked by Python code, at every step of a training
+    # the exact type first: isinstance with Real runs Python code, at every step of a training
     if type(value) is not float and (isinstance(value, bool) or not isinstance(value, Real)):
         raise ArgumentTypeError(_say(f"{name} must be a number, got {value!r}", hint))
     try:

@@ -48,8 +48,8 @@ class Views:
     physical batch of several units.
 
     Assumptions: units that change one another do so in one of the batches that are compared, which
-    is a search, and no proof (:mod:`dpbam.own_code`); what it keeps from batch to batch is not
-    seen.
+    is a search, and no proof (:mod:`dpbam.own_code`); what the augmentation keeps from batch to
+    batch is not seen.
 
     Proof: the units of that batch, with all rows and views of each, are augmented again in other
     batches, and compared.
@@ -64,7 +64,7 @@ class Views:
         _validate.count("multiplicity", self.multiplicity)
 
     def of(self, inputs: Any, keys: Keys, units: int) -> Any:
-        """Map [N] rows to [N K] views; ``keys`` are those of the views (:meth:`keys_of`)."""
+        """Map [N] rows of ``units`` units to [N K] views; ``keys`` are those of the views."""
         k = self.multiplicity
         if k > 1:
             inputs = map_rows(lambda t: t.repeat_interleave(k, dim=0), inputs)
@@ -91,8 +91,8 @@ class Views:
         self, name: str, augment: Callable[[Any, Tensor], Any], batch: Any, keys: Tensor, units: int
     ) -> Any:
         """Return the augmented batch, the first time compared with its units in other batches."""
-        # not by rows: every other view is a view of every unit. Nor does one unit show anything,
-        # such as the row without a record on which memory is measured
+        # units, not rows: every other row of K views may be a view of every unit. A single unit
+        # shows nothing: memory is measured on one row without a record
         if name in self._compared or units < 2:
             return augment(batch, keys)
         check_not_refused(augment)
@@ -250,40 +250,40 @@ class LogicalBatch:
 
 
 def _alike(one: Any, other: Any, inputs: Any, units: int) -> bool:
-    """Whether nested batches have the same values, up to the rounding of their kernels.
-
-    What rounding may change is relative to the unit's numbers: an absolute bound would let small
-    inputs pass. Of numbers that nearly cancel, the rounding is that of ``inputs``.
-    """
+    """Whether nested batches have the same values, up to the rounding of their kernels."""
     ones, others, before = map(tensors_in, (one, other, inputs))
     if [t.shape for t in ones] != [t.shape for t in others]:
         return False
     sizes = [_sizes(t, units) for t in before]
     if len(sizes) != len(ones):  # by the largest of all, where results are not one per input
         sizes = [torch.stack(sizes).amax(0)] * len(ones)
-    for a, b, size in zip(ones, others, sizes, strict=True):
-        if not a.numel():
-            continue
-        if not (a.is_floating_point() or a.is_complex()):
-            if not torch.equal(a, b):
-                return False
-            continue
-        cancelling = _CANCELLING * torch.finfo(a.dtype).eps * size.to(a.device)  # [U]
-        rounding = torch.maximum(_ROUNDING * _sizes(a, units), cancelling)
-        close = torch.isclose(a, b, rtol=_RELATIVE, atol=0.0, equal_nan=True)
-        near = (a - b).abs().double().reshape(units, -1) <= rounding[:, None]
-        if not (close.reshape(units, -1) | near).all():
-            return False
-    return True
+    return all(_is_close(a, b, s, units) for a, b, s in zip(ones, others, sizes, strict=True))
+
+
+def _is_close(a: Tensor, b: Tensor, input_sizes: Tensor, units: int) -> bool:
+    """Whether results are equal up to rounding; ``input_sizes`` [U] are those of the inputs.
+
+    What rounding may change is relative to the unit's numbers: an absolute bound would let small
+    inputs pass. Of numbers that nearly cancel, the rounding is that of the inputs.
+    """
+    if not a.numel():
+        return True
+    if not (a.is_floating_point() or a.is_complex()):
+        return torch.equal(a, b)
+    cancelling = _CANCELLING * torch.finfo(a.dtype).eps * input_sizes.to(a.device)  # [U]
+    rounding = torch.maximum(_ROUNDING * _sizes(a, units), cancelling)
+    close = torch.isclose(a, b, rtol=_RELATIVE, atol=0.0, equal_nan=True)
+    near = (a - b).abs().double().reshape(units, -1) <= rounding[:, None]
+    return bool((close.reshape(units, -1) | near).all())
 
 
 def _sizes(t: Tensor, units: int) -> Tensor:
     """Return the largest finite size of each unit's numbers, [U]."""
     if not t.numel():
         return torch.zeros(units, dtype=torch.float64, device=t.device)
-    numbers = t.detach().abs() if t.is_complex() else t.detach().double().abs()
-    size = numbers.double().reshape(units, -1)
-    return torch.where(size.isfinite(), size, 0.0).amax(1)
+    real = t.detach().abs() if t.is_complex() else t.detach()
+    sizes = real.double().abs().reshape(units, -1)
+    return torch.where(sizes.isfinite(), sizes, 0.0).amax(1)
 
 
 def _no_keys(rows: int) -> Tensor:

@@ -207,7 +207,7 @@ class Runner:
         ]
 
     def _trial(self) -> Runner:
-        """Return a runner of the same settings: what it gives up, this one may still serve."""
+        """Return a runner on the same model: this one keeps the engines that it gives up."""
         return Runner(self._compute, self._model, self._loss, self._groups)
 
     def _measure(self, samples: list[PhysicalBatch], method: Method, lam: float) -> Fit:
@@ -270,7 +270,7 @@ class Runner:
     def plain_sum(self, batch: LogicalBatch) -> Params:
         """sum_i g_i, neither clipped nor noised."""
         total = zeros(trainable(self._model))
-        # by a runner of its own: the engine that serves plain gradients may not serve the method's
+        # by a runner of its own: what serves or fails here would else fix the engine of the method
         self._plain = self._plain or self._trial()
         for physical in self.physical(batch):
             directions = self._plain.directions(physical, DPSGD(), 0.0)

@@ -2,7 +2,7 @@
 
 The accountant composes T steps, each on a Poisson sample of rate q, each clipped to C. Batches and
 clipping may be the user's own, so both are checked at every step. A check lives with the object
-that it checks; :meth:`Guard.admit` calls all of them, in this order, and none can be left out:
+that it checks; :meth:`Guard.admit` calls all of them, and none can be left out:
 
 =========  =====================================================================================
 of         is refused
@@ -17,8 +17,8 @@ the rows   rows without owners, units of another rank (:func:`check_units`), a u
 the batch  batches from elsewhere that are not declared (:func:`check_source`), a batch that was
            part of a step before (:class:`UsedBatches`), sizes that Poisson sampling cannot give
            (``sampling.BatchSizes``)
-the ranks  those with other observers or statistics, at another step, or with other noise
-           (:func:`check_same_step`)
+the ranks  those at another step, or with another C_t or noise (:func:`check_same_step`), with
+           other observers or statistics (:func:`check_same_watchers`)
 =========  =====================================================================================
 
 The clipping is checked on the units themselves, by ``clipping.StepClipping.verify``, before their
@@ -123,7 +123,7 @@ class Guard:
         amplified = poisson and plan.sampling_rate < 1
         used = amplified and UsedBatches.of(oracle.ledger).has(inputs, units)
         replays = oracle.ledger.entry(oracle.stream, oracle.step) is not None  # on the leader
-        # one message for all counts, so that ranks wait for one another once
+        # one message for counts and digits, so that ranks wait for one another once
         digits: list[int] = []
         if ranks.world > 1:
             sigma = plan.noise_multiplier_at(oracle.step)
@@ -285,11 +285,11 @@ def check_step_clipping(clipping: Clipping, step_clipping: object) -> None:
 
 
 def digits_of(*values: float) -> list[int]:
-    """Return numbers of which the sums over ranks show whether the values are the same on all.
+    """Return digits of a digest of the values, then the digits' squares, to be added over ranks.
 
-    They are digits of a digest, and their squares: W times the sum of the squares of W numbers is
-    the square of their sum only where all are equal. Below 2^16, they add up exactly in float64 for
-    a thousand ranks.
+    The values are the same on all W ranks where, for each digit, W times the sum of the squares is
+    the square of the sum. Digits are below 2^16, so that the sums are exact in float64 for a
+    thousand ranks.
     """
     message = hashlib.blake2b(repr(values).encode(), digest_size=8).digest()
     digits = [int.from_bytes(message[k : k + 2], "big") for k in range(0, len(message), 2)]

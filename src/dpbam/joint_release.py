@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dpbam.errors import ArgumentError, PlanViolationError
 from dpbam.observers import Observation, StepFacts, no_units
-from dpbam.own_code import OwnCode, check_not_refused, other_batches
+from dpbam.own_code import OwnCode, check_not_refused
 from dpbam.params import Params, add_into, doubled
 from dpbam.privacy.clipping import FACTOR_ROUNDING, VANISHING_NORM, portions, widest_dtype
 from dpbam.privacy.noise import Query
@@ -142,10 +142,8 @@ class StepStatistics:
             for portion, span in portions(added.factors):
                 sums = batch.directions.weighted_sum(portion, span)
                 self._add(name, {f"statistics/{name}/{n}": s for n, s in sums.items()})
-        if self._own_code.measured and len(batch.ids) > 1:
-            sizes = torch.linalg.vector_norm(batch.norms.nan_to_num(0.0, 0.0, 0.0), dim=0)  # [U]
-            for places in other_batches(len(sizes), sizes.device, sizes):
-                self._compare(parts, self._ask(batch.select(places)), places)
+        for places in self._own_code.other_batches(batch.norms):
+            self._compare(parts, self._ask(batch.select(places)), places)
 
     def _ask(self, batch: Observation) -> dict[str, Contributions]:
         # a copy: what a unit adds is measured by the engine's norms, whatever is written to these

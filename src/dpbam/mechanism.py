@@ -162,10 +162,7 @@ class Step:
     unshifted: Params = field(default_factory=dict)
 
     def abandon(self) -> None:
-        """Undo what a step that failed has left: theta's shift, and what the user's code kept.
-
-        Code that has kept something of the units is refused from now on.
-        """
+        """Restore theta after a step that failed; refuse user code that kept something of it."""
         overwrite(self.theta, self.unshifted)
         self.clipping.abandon()
         self.method_state.abandon()
@@ -218,7 +215,7 @@ def release(queries: Mapping[str, Query], terms: Terms) -> dict[str, Params]:
     """
     check_noise(queries, terms)
     noised = {name: add_noise(query, terms) for name, query in queries.items()}
-    terms.memory.clear(queries, noised, terms.noise)  # no sum without noise is left
+    terms.memory.clear(queries, noised, terms.noise)  # on a CPU no raw sum is left
     replay = identify(noised, terms)
     terms.ranks.from_leader(lambda: charge(terms, replay))  # the others wait for it
     terms.memory.keep(queries, terms.noise)
@@ -372,7 +369,6 @@ def check_method_state(step: Step) -> None:
     Proof: its digest is compared before and after the units, before the step is charged.
     """
     if step.method_state.has_changed():
-        step.method_state.abandon()
         raise PlanViolationError(
             f"the state of {step.method.name} changed while units were seen, and would be kept "
             "without noise: change it in update, which gets the released gradient"

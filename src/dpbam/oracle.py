@@ -278,7 +278,7 @@ class PrivateGradientOracle:
             # once: which engine serves, and on how many rows, is decided on rows without a record
             with self._memory.fixed(theta, admitted.constants) as changed:
                 self._computation.fit_or_fall_back(inputs, targets, method, lam)
-                check_unwritten(float(changed()))
+                check_unwritten(bool(changed()))
         shift = method.ascent(lam, history.previous, lambda: self._gradient_for_ascent(batch))
         watching: list[Observer] = []
         statistics, ids = None, batch.ids[:0]
@@ -291,10 +291,16 @@ class PrivateGradientOracle:
                 batch_gradient=lambda: self._batch_gradient(batch), ranks=self.ranks,
             )  # fmt: skip
             ids = batch.ids_as_split()
-            # before observers may see the batch gradient: what reaches an attribute is noticed
+            # statistics first: their attributes are recorded before an observer has the batch
+            # gradient
             if self.statistics is not None:
                 statistics = StepStatistics(self.statistics, facts, self._groups)
-            watching = [observer for observer in self.observers if observer.begin(facts.copy())]
+            try:
+                watching = [each for each in self.observers if each.begin(facts.copy())]
+            except BaseException:
+                if statistics is not None:
+                    statistics.abandon()
+                raise
         sigma = plan.noise_multiplier_at(number)
         return Step(
             plan=plan, batch=batch, computation=self._computation, method=method, lam=lam,

@@ -6,12 +6,13 @@ that unit alone, and keep nothing of it. Neither can be proved by calls from out
 =====================  ============================================================================
 measured               how
 =====================  ============================================================================
-results of others      the same units are computed again in other batches (:func:`other_batches`):
+dependence on others   the same units are computed again in other batches (:func:`other_batches`):
                        every other unit, two halves at random, one unit repeatedly
 what is kept           attributes before and after the units (:func:`attributes_of`)
-after a refusal        the object, or a copy of it, is refused in every later step: it may hold
-                       what it took, and what it mixed might pass in another batch
 =====================  ============================================================================
+
+An object that was refused, or a copy of it, is refused in every later step: it may hold what it
+took, and what it mixed might pass in another batch.
 
 This is a search for mistakes, and no proof. What is continuous in the other units, such as a mean,
 is found at the first step. What is discrete, such as "more than 13 norms exceed 0.9", is found
@@ -67,6 +68,17 @@ class OwnCode:
                 f"{type(component).__name__} has __slots__ alone, so that nothing can be seen of "
                 "what it keeps: leave __slots__ out"
             )
+
+    def other_batches(self, norms: Tensor) -> list[Tensor]:
+        """Return :func:`other_batches` of units with norms [G, U]; none of a single unit.
+
+        Of dpbam's own components there are none.
+        """
+        units = norms.shape[1]
+        if not self.measured or units < 2:
+            return []
+        sizes = torch.linalg.vector_norm(norms.nan_to_num(0.0, 0.0, 0.0), dim=0)  # [U]
+        return other_batches(units, norms.device, sizes)
 
     def compare(self, together: Tensor, apart: Tensor | None) -> None:
         """Note whether [K, U] values of units are others in another batch."""
@@ -125,7 +137,8 @@ class MethodState:
 
 def refuse(component: object) -> None:
     """Mark a component, so that :func:`check_not_refused` refuses it and its copies."""
-    with suppress(AttributeError, TypeError):  # a bound method has no attributes of its own
+    # a bound method holds no mark: an augmentation that is one is compared again
+    with suppress(AttributeError, TypeError):
         object.__setattr__(component, _REFUSED, True)
 
 
@@ -147,12 +160,13 @@ def check_not_refused(component: object) -> None:
 
 
 def other_batches(units: int, device: torch.device, sizes: Tensor | None = None) -> list[Tensor]:
-    """Return batches of a batch's units, as places: a result that depends on others differs in one.
+    """Return other batches of the same units, as places, to compute the units' results again.
 
-    Two halves are drawn anew at each call, whatever the run's seed. The other batches are one unit
-    repeatedly: that of the largest size, of the least, and two at random. They turn "more than so
-    many units" into all or none, and "above the mean" into none: by a power of two, since a mean
-    of other numbers of units may be rounded below all of them.
+    Every other unit, two random halves, drawn anew at each call whatever the run's seed, and one
+    unit repeatedly: that of the largest size, of the least, and two at random. Repetition turns
+    "more than so many units" into all or none, and "above the mean" into none. The number of
+    copies is a power of two, since the mean of another number of equal values may be rounded
+    below all of them.
 
     Args:
         units: how many.

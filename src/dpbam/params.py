@@ -156,10 +156,10 @@ def separated(vector: Tensor, shapes: Mapping[str, Tensor]) -> Params:
 def elementwise(
     function: Callable[..., Tensor], tree: Mapping[str, Tensor], *others: Mapping[str, Tensor]
 ) -> Params:
-    """Return ``function`` of the entries; on a device, of all of one kind (device, dtype) at once.
+    """Return ``function`` of the entries; outside a CPU, of all of one device and dtype at once.
 
     One operation in place of one per parameter, and the results are views of one vector per kind.
-    On a processor an operation per entry takes less time than joining the entries.
+    On a CPU an operation per entry takes less time than joining the entries.
 
     Example:
         >>> elementwise(torch.add, {"w": torch.ones(2)}, {"w": torch.tensor([1.0, 2.0])})
@@ -299,10 +299,10 @@ def restored(parameters: Mapping[str, nn.Parameter], saved: Params | None = None
 
 
 def overwrite(parameters: Mapping[str, nn.Parameter], values: Params) -> None:
-    """Write values into those of the parameters that have one; Ctrl-C comes after the last."""
+    """Write ``values`` into the parameters of these names: all of them, even if Ctrl-C comes."""
     try:
         _copy_into(parameters, values)
-    except BaseException:  # between two of them: from the first one again
+    except BaseException:  # interrupted: write all of them again, then raise
         _copy_into(parameters, values)
         raise
 

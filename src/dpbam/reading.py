@@ -285,7 +285,7 @@ def _positions() -> dict[str, Any]:
 
 def _moved_since(before: dict[str, Any]) -> set[str]:
     """Return the names of the generators that are no longer in the state they had."""
-    return {name for name, state in _positions().items() if state != before.get(name)}
+    return {name for name, state in _positions().items() if state != before[name]}
 
 
 def _restore(states: dict[str, Any], names: set[str]) -> None:

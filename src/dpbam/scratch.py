@@ -1,4 +1,4 @@
-"""Memory that a step uses and the next one uses again: of the sums, and for a copy of theta."""
+"""Memory that each step uses again: for the sums, and for a copy of theta."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def keeps_nothing(noise: NoiseMechanism) -> TypeGuard[GaussianNoise]:
 
 
 class SumMemory:
-    """Memory to sum into, and for a copy of theta, which is used again, on a processor.
+    """Memory for the sums, on a processor, and for a copy of theta, used again by each step.
 
     New memory is mapped page by page, which takes as long as the noise of a large model.
 
@@ -63,17 +63,17 @@ class SumMemory:
         noised: Mapping[str, Mapping[str, Tensor]],
         noise: NoiseMechanism,
     ) -> None:
-        """Zero the sums that noise was not written over."""
+        """Zero the sums on a processor that noise was not written over."""
         if not keeps_nothing(noise):
             return
-        left = [
+        unnoised = [
             entry
             for name, query in queries.items()
             for n, entry in query.sums.items()
             if entry is not noised[name].get(n) and entry.device.type == "cpu"
         ]
-        if left:
-            torch._foreach_zero_(left)
+        if unnoised:
+            torch._foreach_zero_(unnoised)
 
     def keep(self, queries: Mapping[str, Query], noise: NoiseMechanism) -> None:
         """Keep the memory of the gradient's sum for the next step, when this one is charged."""
@@ -211,7 +211,7 @@ class _BitsOfKind(NamedTuple):
         return [v if v.ndim == 1 else v.reshape(-1) for v in self.views]
 
 
-def check_unwritten(changed: float) -> None:
+def check_unwritten(changed: bool) -> None:
     """Refuse a step whose passes have changed parameters.
 
     Guarantee: no step is released in which a pass has changed parameters for the next one.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import secrets
 from dataclasses import replace
 
 import pytest
@@ -13,6 +15,18 @@ from attacks.canaries import GRADIENT_CANARIES
 from dpbam.privacy.noise import GaussianNoise
 
 ONE_STEP = Target(epsilon=4.0, delta=1e-5, engine="functional")
+
+
+@pytest.fixture(autouse=True)
+def _repeatable_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw noise and canaries from a fixed sequence: how strong an attack is must not be luck.
+
+    Unseeded, the one-run bound missed its forecast by more than 0.5 in 17 of 600 audits, and the
+    mean difference at nine tenths of the noise was below 4 in one of 300.
+    """
+    source = random.Random(0)
+    monkeypatch.setattr(secrets, "randbits", source.getrandbits)
+    monkeypatch.setattr(secrets, "token_bytes", source.randbytes)
 
 
 @pytest.mark.slow  # many trainings; the tests with many canaries show the same in one

@@ -21,14 +21,12 @@ from dpbam import (
     FlatClipping,
     PrivateGradientOracle,
     assembly,
-    joint_release,
     own_code,
 )
 from dpbam.engines.materialised import MaterialisedDirections
 from dpbam.errors import ArgumentError, PlanViolationError
 from dpbam.joint_release import Contributions
 from dpbam.observers import StepFacts
-from dpbam.privacy import clipping as clipping_module
 from dpbam.privacy.clipping import bound_factors
 from planting import Mistake, catches
 from support import cross_entropy, flat, gradients, private_plan, samples, sized_oracle, smooth_net
@@ -347,11 +345,11 @@ MISTAKES = {
         check_what_was_kept_in_a_step_that_failed_is_refused, own_code.OwnCode, "abandon", nothing
     ),
     "a rule that counts units, compared by every other one": Mistake(
-        check_a_rule_that_counts_units_is_refused, clipping_module, "other_batches",
+        check_a_rule_that_counts_units_is_refused, own_code, "other_batches",
         every_other_alone,
     ),
     "a statistic above the mean, compared by every other unit": Mistake(
-        check_a_statistic_above_the_mean_is_refused, joint_release, "other_batches",
+        check_a_statistic_above_the_mean_is_refused, own_code, "other_batches",
         every_other_alone,
     ),
     "losses that an observer has overwritten": Mistake(

@@ -56,13 +56,13 @@ def measured(method: _Function) -> _Function:
 
     @wraps(method)
     def run(*args: Any, **kwargs: Any) -> Any:
-        graph = torch.is_grad_enabled()  # torch.no_grad takes as long as a small operation
+        was_enabled = torch.is_grad_enabled()  # torch.no_grad takes as long as a small operation
         torch._C._set_grad_enabled(False)
         try:
             with full_precision():
                 return method(*args, **kwargs)
         finally:
-            torch._C._set_grad_enabled(graph)
+            torch._C._set_grad_enabled(was_enabled)
 
     return run  # type: ignore[return-value]
 

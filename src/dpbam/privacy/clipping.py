@@ -53,7 +53,7 @@ from torch import Tensor
 from dpbam import _validate
 from dpbam.catalogue import CLIPPINGS
 from dpbam.errors import ArgumentError, PlanViolationError
-from dpbam.own_code import OwnCode, other_batches
+from dpbam.own_code import OwnCode
 
 MOST_SUMMED = 1024  # units that are added in float32
 ROUNDING = 2.0**-11  # what float32 arithmetic may add to the sensitivity, relative to it
@@ -165,9 +165,7 @@ class StepClipping:
     """
 
     # without a dict, so that an ``at`` of the user's own cannot put other checks in place of these
-    __slots__ = (
-        "_clipping", "_fixed", "_measured", "_own_code", "_phi", "coordinates",
-    )  # fmt: skip
+    __slots__ = ("_clipping", "_fixed", "_measured", "_own_code", "_phi", "coordinates")
 
     def __init__(self, clipping: Clipping, phi: float = 1.0) -> None:
         self._clipping, self._phi = clipping, float(phi)
@@ -176,8 +174,7 @@ class StepClipping:
         self._fixed = float(clipping.sensitivity)
         self.coordinates = clipping.coordinates
         self._measured: list[Tensor] = []  # [2] per physical batch, on the device
-        functions = clipping.scales, clipping.factors, clipping.extra
-        self._own_code = OwnCode(clipping, *functions)
+        self._own_code = OwnCode(clipping, clipping.scales, clipping.factors, clipping.extra)
 
     @property
     def sensitivity(self) -> float:
@@ -193,13 +190,11 @@ class StepClipping:
         scaled = norms / self._phi if self._phi != 1 else norms
         factors, extra = self._compute(norms, scaled)
         self._measured.append(measure(self._clipping, scaled, factors, extra))
-        if self._own_code.measured and norms.shape[1] > 1:
-            sizes = torch.linalg.vector_norm(norms.nan_to_num(0.0, 0.0, 0.0), dim=0)  # [U]
-            for places in other_batches(len(sizes), norms.device, sizes):
-                apart, extra_apart = self._compute(norms[:, places], scaled[:, places])
-                self._own_code.compare(factors[:, places], apart)
-                if extra is not None:
-                    self._own_code.compare(extra[:, places], extra_apart)
+        for places in self._own_code.other_batches(norms):
+            apart, extra_apart = self._compute(norms[:, places], scaled[:, places])
+            self._own_code.compare(factors[:, places], apart)
+            if extra is not None:
+                self._own_code.compare(extra[:, places], extra_apart)
         if extra is None:
             return factors, None
         return factors, self._phi * extra.to(widest_dtype(extra)).sum(1)

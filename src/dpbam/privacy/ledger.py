@@ -102,8 +102,8 @@ class Ledger:
         # absolute: after os.chdir a relative path would be another file
         self.path = None if path is None else Path(path).absolute()
         self._file = Path() if self.path is None else self.path.resolve()  # by whatever link
-        # the entries, in the file's order. All else is computed from them, so that an interrupt
-        # leaves an entry counted or not there, and never half of it
+        # the entries, in the file's order. All else is computed from them: after an interrupt an
+        # entry counts in full, or is not there
         self._releases: dict[tuple[str, int], Entry] = {}
         self._totals = _Totals()
         self._process: int | None = os.getpid()
@@ -256,18 +256,17 @@ class Ledger:
 
     def _append(self, entries: list[Entry]) -> None:
         """Write entries to the file and to the disk; only then do they count."""
+        written = None
         if self.path is not None and self._lock is not None and entries:
             _jsonl.append_durably(self.path, *entries)
             written = self.path.stat()
             if writer_lock.identify(written) != self._lock.identity:
                 raise self._explain_loss()
-            for entry in entries:
-                self._remember(entry)
-            # last: interrupted before, this process reads its own line from the file
-            self._status, self._torn = _status(written), False
-            return
         for entry in entries:
             self._remember(entry)
+        if written is not None:
+            # last: if Ctrl-C comes before it, the next refresh reads these lines from the file
+            self._status, self._torn = _status(written), False
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
@@ -286,8 +285,8 @@ class Ledger:
                 status = _status(self.path.stat())
             except FileNotFoundError:
                 status = None
-            # a file that was deleted, cut or replaced is not continued, by no object of a process
-            # that has seen its entries
+            # no object of a process continues a file that was deleted, cut or replaced after the
+            # process has seen its entries
             seen = _SEEN.get(self._file, [])
             if status is None and seen:
                 raise self._explain_loss()
@@ -323,6 +322,7 @@ class Ledger:
     def _remember(self, entry: Entry) -> None:
         self._releases[(entry["stream"], entry["step"])] = entry
         if self.path is not None:
+            # all that are missing: an interrupt may have come between the line above and these
             seen = _SEEN.setdefault(self._file, [])
             seen += [each.copy() for each in self._latest(len(self._releases) - len(seen))]
 
@@ -345,7 +345,7 @@ class Ledger:
 
 
 class _Totals(NamedTuple):
-    """What the first so many entries of a ledger add up to."""
+    """What the first ``entries`` entries of a ledger add up to."""
 
     entries: int = 0
     steps: int = 0  # without releases before the first

@@ -147,6 +147,7 @@ class GaussianNoise:
         if in_double and params.on_processor(sums.values()):
             vector = joined(sums).detach()
             noised = draw(vector.numpy(), vector.numpy() if reuse else np.empty(len(vector)))
+            # joined made no copy: the noise is in the memory of ``sums`` already
             if reuse and vector.data_ptr() == next(iter(sums.values())).data_ptr():
                 return dict(sums)
             return separated(torch.from_numpy(noised), sums)

@@ -96,7 +96,8 @@ class SecureGaussianNoise(GaussianNoise):
     ) -> Params:
         """Round sums + N(0, std^2 I) to one grid, exactly; std = 0 adds nothing.
 
-        The grid depends on ``std`` alone, so parts of a vector are on the grid of the whole.
+        The grid depends on ``std`` alone, so parts of a vector are on the grid of the whole. The
+        result is in new memory, whatever ``reuse`` is.
         """
         _validate.non_negative("std", std)
         if std == 0:

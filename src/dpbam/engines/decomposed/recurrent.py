@@ -93,11 +93,18 @@ def lstm_steps(
     b_hh: Tensor | None, reverse: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the same as :func:`lstm_layer`, step by step."""
-    sequence = Padded()
-    advance = partial(_lstm_step, Weights(w_ih, w_hh, b_ih, b_hh))
-    steps = sequence.split(F.linear(x, w_ih, b_ih))
-    outputs, (_, c) = sequence.scan(advance, steps, (h, c), reverse=reverse)
-    return sequence.join(outputs), c
+    weights = Weights(w_ih, w_hh, b_ih, b_hh)
+    output, (_, c) = _run_steps(_lstm_step, weights, x, (h, c), Padded(), reverse=reverse)
+    return output, c
+
+
+def _run_steps(
+    step: Step, weights: Weights, x: Tensor, start: State, sequence: Padded, *, reverse: bool
+) -> tuple[Tensor, State]:
+    """Run one layer in one direction, step by step; return (output, final state)."""
+    steps = sequence.split(F.linear(x, weights.ih, weights.b_ih))
+    outputs, end = sequence.scan(partial(step, weights), steps, start, reverse=reverse)
+    return sequence.join(outputs), end
 
 
 def _gru_step(weights: Weights, x: Tensor, state: State) -> State:
@@ -173,9 +180,7 @@ def _run_layer(
         ih, hh, b_ih, b_hh, _ = weights
         out, c = lstm_layer(x, h, c, ih, hh, b_ih, b_hh, reverse)
         return out, (out[0 if reverse else -1], c)
-    steps = sequence.split(F.linear(x, weights.ih, weights.b_ih))
-    outputs, end = sequence.scan(partial(step, weights), steps, start, reverse=reverse)
-    return sequence.join(outputs), end
+    return _run_steps(step, weights, x, start, sequence, reverse=reverse)
 
 
 def _recurrent(step: Step, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:

@@ -205,8 +205,8 @@ class FusedEngine:
         moving = [k for k, node in enumerate(tape.inputs) if node.edge is not None] if twice else []
         xs: list[Any] = [tape.inputs[k].edge for k in moving]
         # a seed that requires a gradient keeps h in the graph where it does not depend on x or
-        # theta; without one, torch does not import its symbolic shapes, which takes a second. The
-        # parameters are asked for because nothing but recorded uses may reach them
+        # theta. One pass needs no seed: with one, torch imports its symbolic shapes, which takes a
+        # second. The parameters are asked for because nothing but recorded uses may reach them
         seed = torch.ones_like(total, requires_grad=True) if twice else None
         gradients = torch.autograd.grad(
             total, [*ys, *xs, *self._parameters.values()], grad_outputs=seed, create_graph=twice,

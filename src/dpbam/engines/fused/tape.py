@@ -82,7 +82,8 @@ def _absent(names: str) -> dict[str, None]:
 Rule = Callable[["Capture", Call], Any]
 RULES: dict[Callable[..., Any], Rule] = {}
 ALWAYS: set[Callable[..., Any]] = set()  # functions whose rule also applies without a parameter
-COMPOSED: dict[Callable[..., Any], Callable[..., Any]] = {}  # the same by functions with rules
+#: A function -> the same, by functions that have rules.
+COMPOSED: dict[Callable[..., Any], Callable[..., Any]] = {}
 LOOKUPS: set[Callable[..., Any]] = set()  # functions that read a parameter at given indices
 
 
@@ -110,7 +111,7 @@ class Tape:
     uses: list[Use] = field(default_factory=list)
 
     def input(self, x: Tensor, what: str) -> tuple[Tensor, int]:
-        """Return x, for a second pass as a node that only this call uses, and its index."""
+        """Return x and its index; for a second pass, x is a graph node of this call alone."""
         edge, value = None, x
         if self.twice and x.requires_grad:
             value = x = x.view_as(x)
@@ -197,7 +198,8 @@ class Capture(TorchFunctionMode):
 
     def _run(self, call: Call, weights: list[Weight], varying: bool) -> Any:
         constant = not torch.is_grad_enabled() or any(weight.constant for weight in weights)
-        if weights and constant and call.func in COMPOSED:  # of one part, perhaps
+        if weights and constant and call.func in COMPOSED:
+            # perhaps one weight alone is constant: run the parts
             with self:
                 return COMPOSED[call.func](*call.args, **call.kwargs)
         # a detached parameter is a constant, unless the ascent step moves it

@@ -50,10 +50,10 @@ def _linear(capture: Capture, call: Call) -> Any:
         return generic(capture, call) if trained else call.run()
 
     def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        # of one matrix, or torch multiplies slice by slice
+        # as one matrix: else torch multiplies slice by slice
         y = F.linear(x.reshape(-1, x.shape[-1]), weight, bias)
         shape = (*x.shape[:-1], y.shape[-1])
-        # what the tape notes is no view, of which it would have to make another tensor
+        # no view: the tape would make another tensor of it (Tape.output)
         return UNSAFE_VIEW(y, shape) if trained and y.requires_grad else y.view(shape)
 
     if not trained:  # frozen: for all rows at once too, which vmap does by a slower path
