@@ -14,8 +14,8 @@ PAGES = {
         [
             ("The private gradient oracle",
              "Everything private passes through `mechanism.release`, which the oracle calls.",
-             "dpbam.oracle dpbam.compute dpbam.guard dpbam.assembly dpbam.mechanism dpbam.scratch "
-             "dpbam.reference "
+             "dpbam.oracle dpbam.compute dpbam.guard dpbam.assembly dpbam.own_code dpbam.mechanism "
+             "dpbam.scratch dpbam.reference "
              "dpbam.batches dpbam.reading"),
             ("Methods", "What a sample's direction is.",
              "dpbam.methods dpbam.filters dpbam.params"),
