@@ -59,6 +59,7 @@ class Views:
     multiplicity: int = 1
     augment_targets: Callable[[Any, Tensor], Any] | None = None
     _compared: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
+    _refused: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _validate.count("multiplicity", self.multiplicity)
@@ -93,9 +94,10 @@ class Views:
         """Return the augmented batch, the first time compared with its units in other batches."""
         # units, not rows: every other row of K views may be a view of every unit. A single unit
         # shows nothing: memory is measured on one row without a record
+        if name not in self._compared:
+            check_not_refused(augment, refused=name in self._refused)
         if name in self._compared or units < 2:
             return augment(batch, keys)
-        check_not_refused(augment)
         before = map_rows(torch.clone, batch)  # an augmentation may write to what it gets
         together = augment(batch, keys)
         if rows(together) != len(keys):
@@ -108,6 +110,7 @@ class Views:
             apart = augment(map_rows(torch.clone, inputs), keys[index])
             if not _alike(select_rows(together, index), apart, inputs, len(places)):
                 refuse(augment)
+                self._refused.add(name)  # also where the object takes no mark
                 raise PlanViolationError(
                     f"{name} gives a row other values when other rows are left out, so that one "
                     "unit would change the others: change each row by itself, and draw from its key"
@@ -208,8 +211,11 @@ class LogicalBatch:
         _validate.count("physical_batch_size", most_rows)
         # for the logical batch at once, and so in one read; augmented inputs when they are there
         augmented = views.augment is not None
-        inputs, targets = within_reach((None if augmented else self.inputs, self.targets))
-        batch = replace(self, inputs=self.inputs if augmented else inputs, targets=targets)
+        numbers = (None if augmented else self.inputs, self.targets)
+        inputs, targets = reached = within_reach(numbers)
+        batch = self  # the usual case: none is beyond reach
+        if reached is not numbers:
+            batch = replace(self, inputs=self.inputs if augmented else inputs, targets=targets)
         allowed = max(1, most_rows // views.multiplicity)
         for count, alike in self._rows_by_count():
             length = max(1, allowed // count) * count
@@ -234,12 +240,16 @@ class LogicalBatch:
         first, last = int(chosen[0]), int(chosen[-1])
         consecutive = last - first + 1 == len(chosen)
         index = slice(first, last + 1) if consecutive else torch.from_numpy(chosen)  # no copy
+        has_all_rows = len(chosen) == len(self.ids)
 
         @cache
         def keys() -> Tensor:
             return views.keys_of(self.keys()[index].to(device))
 
-        inputs, targets = map_rows(lambda t: t[index].to(device), (self.inputs, self.targets))
+        def place(t: Tensor) -> Tensor:
+            return (t if has_all_rows else t[index]).to(device)
+
+        inputs, targets = map_rows(place, (self.inputs, self.targets))
         inputs = views.of(inputs, keys, units)
         if views.augment is not None:
             inputs = map_rows(_cut, inputs)  # without a read: once per physical batch it would wait

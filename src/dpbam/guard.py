@@ -94,6 +94,26 @@ class Guard:
 
     def __init__(self, plan: PrivacyPlan, names: list[str]) -> None:
         self._names, self._sizes = names, BatchSizes(plan.n, plan.batch_size)
+        self.step_runs = False  # set while ``backward`` runs
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"step_runs": False}  # of a copy, no step is running
+
+    def check_no_step_runs(self) -> None:
+        """Refuse a step inside another: it would sum into memory that is still handed out.
+
+        Guarantee: what a step hands out is what it has released.
+
+        Assumptions: one thread at a time uses the oracle; of two, the later is refused as well,
+        unless both begin at the same instant.
+
+        Proof: ``backward`` calls it first, and marks the step for as long as it runs.
+        """
+        if self.step_runs:
+            raise PlanViolationError(
+                "backward was called while a step of this oracle runs, by its method, filter, "
+                "clipping or an observer, or in another thread: call it from the training loop"
+            )
 
     def admit(
         self, oracle: PrivateGradientOracle, inputs: Any, targets: Any, units: Tensor | None

@@ -155,6 +155,8 @@ class StepStatistics:
             )
         for name, added in parts.items():
             _check_shape(name, added, batch)
+            if added.values is not None:  # it may use this memory again: what is measured is summed
+                parts[name] = Contributions(added.values.clone())
         return parts
 
     def _measure(self, name: str, parts: Tensor) -> None:
@@ -181,9 +183,10 @@ class StepStatistics:
         """Compare what units contribute in the physical batch and in one of those at ``places``."""
         for name, added in together.items():
             if added.values is not None:
-                self._own_code.compare(added.values[:, places], apart[name].values)
+                bound = self._bounds[name]
+                self._own_code.compare(added.values[:, places], apart[name].values, bound)
             else:
-                self._own_code.compare(added.factors[:, places], apart[name].factors)
+                self._own_code.compare(added.factors[:, places], apart[name].factors, 0.0)
 
     def queries(self) -> dict[str, Query]:
         """Return the sums with the deviation of their noise, or refuse the step."""

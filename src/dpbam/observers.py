@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -55,10 +55,18 @@ class StepFacts:
         """Return the same facts, with a method and tensors that nothing else uses."""
         return replace(
             self,
-            method=deepcopy(self.method),
+            method=_copied(self.method),
             previous=None if self.previous is None else copied(self.previous),
             shift=None if self.shift is None else copied(self.shift),
         )
+
+
+def _copied(method: Method) -> Method:
+    """Copy a method, so that an observer cannot change what the step uses."""
+    try:
+        return deepcopy(method)
+    except Exception:  # it holds a lock, a file or a generator, which cannot be copied
+        return copy(method)
 
 
 @dataclass(frozen=True)

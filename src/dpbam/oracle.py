@@ -251,6 +251,14 @@ class PrivateGradientOracle:
             dpbam.errors.PlanViolationError: what was handed over is not what the plan accounts for;
                 nothing was charged.
         """
+        self._guard.check_no_step_runs()
+        try:
+            self._guard.step_runs = True
+            self._take_step(inputs, targets, units)
+        finally:
+            self._guard.step_runs = False
+
+    def _take_step(self, inputs: Any, targets: Any, units: Tensor | None) -> None:
         self._settle()
         admitted = self._guard.admit(self, inputs, targets, units)  # every check, before a charge
         self._movement.warn(admitted.theta)

@@ -21,6 +21,7 @@ where one of these batches has another outcome than the whole.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
@@ -35,6 +36,7 @@ from dpbam.errors import ArgumentError, PlanViolationError
 from dpbam.params import digest
 
 _ALIKE = 1e-5  # relative: vector instructions may round the last of a row differently
+_ALIKE_AT_ZERO = 1e-6  # of what a unit's values may be
 _LEVELS = 4  # of objects inside one another
 _REFUSED = "_dpbam_refused"  # an attribute, so that a copy has it, too
 
@@ -80,9 +82,12 @@ class OwnCode:
         sizes = torch.linalg.vector_norm(norms.nan_to_num(0.0, 0.0, 0.0), dim=0)  # [U]
         return other_batches(units, norms.device, sizes)
 
-    def compare(self, together: Tensor, apart: Tensor | None) -> None:
-        """Note whether [K, U] values of units are others in another batch."""
-        self._mixed.append(differs(together, apart))
+    def compare(self, together: Tensor, apart: Tensor | None, bound: float) -> None:
+        """Note whether [K, U] values of units are others in another batch.
+
+        ``bound`` is what a unit's values may be, to which small differences are relative.
+        """
+        self._mixed.append(differs(together, apart, bound))
 
     def mixes(self) -> bool:
         """Whether a unit had other values in another batch."""
@@ -132,18 +137,24 @@ class MethodState:
     def _compute(self) -> str:
         """Return a digest of the state; nothing is computed where it has none."""
         state = self._method.state_dict()
+        if others := [name for name, value in state.items() if not isinstance(value, Tensor)]:
+            raise ArgumentError(
+                f"the state_dict of {type(self._method).__name__} must hold tensors, and "
+                f"{others[0]} is a {type(state[others[0]]).__name__}: make it one, such as "
+                "torch.tensor(0.5)"
+            )
         return digest(state) if state else ""
 
 
 def refuse(component: object) -> None:
     """Mark a component, so that :func:`check_not_refused` refuses it and its copies."""
-    # a bound method holds no mark: an augmentation that is one is compared again
+    # a bound method has no attributes of its own: its object has the mark
     with suppress(AttributeError, TypeError):
-        object.__setattr__(component, _REFUSED, True)
+        object.__setattr__(getattr(component, "__self__", component), _REFUSED, True)
 
 
-def check_not_refused(component: object) -> None:
-    """Refuse a component that was refused before.
+def check_not_refused(component: object, *, refused: bool = False) -> None:
+    """Refuse a component that was refused before, as its mark or ``refused`` says.
 
     Guarantee: what a component took from the units of a refused step is not used in a later one.
 
@@ -151,7 +162,7 @@ def check_not_refused(component: object) -> None:
 
     Proof: it is called at each step, before a unit is seen.
     """
-    if getattr(component, _REFUSED, False):
+    if refused or getattr(getattr(component, "__self__", component), _REFUSED, False):
         name = getattr(component, "__name__", type(component).__name__)
         raise PlanViolationError(
             f"{name} was refused in an earlier step, and may hold what it took from its units: "
@@ -187,11 +198,16 @@ def other_batches(units: int, device: torch.device, sizes: Tensor | None = None)
     return [*halves, *(place.expand(copies) for place in repeated)]
 
 
-def differs(together: Tensor, apart: Tensor | None) -> Tensor:
-    """Return whether [K, U] values of units are others in another batch: a scalar."""
+def differs(together: Tensor, apart: Tensor | None, bound: float) -> Tensor:
+    """Return whether [K, U] values of units are others in another batch: a scalar.
+
+    A value near 0, such as a difference from the mean over groups, has no relative accuracy: it may
+    be rounded by a share of ``bound``, which a unit's values may be.
+    """
     if apart is None or together.shape != apart.shape:
         return torch.ones((), dtype=torch.bool, device=together.device)
-    return ~torch.isclose(together, apart, rtol=_ALIKE, atol=0.0, equal_nan=True).all()
+    rounding = _ALIKE_AT_ZERO * max(0.0, bound) if math.isfinite(bound) else 0.0
+    return ~torch.isclose(together, apart, rtol=_ALIKE, atol=rounding, equal_nan=True).all()
 
 
 def attributes_of(value: Any, level: int = 0) -> object:

@@ -346,9 +346,10 @@ def digest(tree: Mapping[str, Tensor]) -> str:
     state = hashlib.blake2b(digest_size=16)
     values: dict[str, Any] = {}
     for names in _kinds(tree):  # one transfer for all of a kind
-        vector = joined({name: tree[name].detach() for name in names}).cpu().numpy()
-        ends = list(accumulate(tree[name].numel() for name in names))
-        values |= {n: vector[b - tree[n].numel() : b] for n, b in zip(names, ends, strict=True)}
+        vector = joined({name: tree[name].detach() for name in names}).cpu()
+        octets = vector.view(torch.uint8).numpy()  # NumPy has no bfloat16
+        ends = list(accumulate(tree[name].nbytes for name in names))
+        values |= {n: octets[b - tree[n].nbytes : b] for n, b in zip(names, ends, strict=True)}
     for name in tree:
         state.update(name.encode())
         state.update(values[name].data)

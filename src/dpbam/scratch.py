@@ -32,8 +32,9 @@ class SumMemory:
     Guarantee: between two steps it holds what was released, or zeros, and parameters, never a sum
     without noise.
 
-    Assumptions: the noise mechanism keeps no reference, nor does what gets the released gradient;
-    the memory of any noise other than the library's is not used again.
+    Assumptions: the noise mechanism keeps no reference, nor does what gets the released gradient,
+    which is copied before the next step begins; the memory of any noise other than the library's is
+    not used again.
 
     Proof: noise is written over the sums, or :meth:`clear` zeroes them, before the step is charged;
     :meth:`keep` takes the memory after it, and :meth:`take` lets go of it. The copy of parameters

@@ -135,7 +135,7 @@ PROMISES = (
              "check_every_parameter_is_in_a_group")),
     Promise("code of the user's mixes no units and keeps nothing of them, as far as a search finds "
             "it, and stays refused once it was; what observers get reaches no release",
-            ("check_what_was_refused_stays_refused",
+            ("check_what_was_refused_stays_refused", "check_a_refused_augmentation_stays_refused",
              "check_what_was_kept_in_a_step_that_failed_is_refused",
              "check_a_rule_that_counts_units_is_refused",
              "check_a_statistic_above_the_mean_is_refused",
@@ -189,7 +189,7 @@ PROMISES = (
              "check_what_raises_after_the_charge_leaves_a_step_that_is_taken",
              "check_a_charged_step_is_taken_again_on_resume",
              "check_a_replay_that_is_interrupted_is_replayed",
-             "check_an_interrupted_step_leaves_no_record",
+             "check_an_interrupted_step_leaves_no_record", "check_no_step_begins_inside_another",
              "check_an_interrupt_leaves_theta",
              "check_an_interrupt_at_any_line_leaves_theta",
              "check_observers_and_filters_get_copies")),

@@ -23,6 +23,7 @@ from dpbam import oracle as oracle_module
 from dpbam.bias import PrivateStatistics
 from dpbam.errors import PlanViolationError
 from dpbam.filters import Exponential
+from dpbam.guard import Guard
 from dpbam.params import WeakTensors
 from interrupts import interrupt_at
 from planting import Mistake, catches
@@ -404,7 +405,69 @@ def keeps_the_batch(original: Any) -> Any:
     return lambda self: dict(self.__dict__, _references=self.alive())
 
 
+class Full(Watcher):
+    """An observer that fails from its second step on, as where a disk is full."""
+
+    steps = 0
+
+    def observe(self, batch: Any) -> None:
+        self.steps += 1
+        if self.steps > 1:
+            raise OSError("no space left")
+
+
+class Nested:
+    """A filter that takes the next step, and goes on if that fails."""
+
+    oracle: PrivateGradientOracle
+    error: Exception | None = None
+
+    def apply(self, gradient: Any) -> Any:
+        try:
+            self.oracle.backward(*samples(9))
+        except Exception as error:
+            self.error = error
+        return gradient
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {}
+
+    def load_state_dict(self, state: Any) -> None: ...
+
+
+def check_no_step_begins_inside_another() -> None:
+    """The inner one would sum into memory of which the outer one hands out what it released."""
+    nested = Nested()
+    nested.oracle = sized_oracle(
+        smooth_net(), cross_entropy, private_plan(), filter=nested, observers=Full()
+    )
+    nested.oracle.backward(*samples(9))
+    assert isinstance(nested.error, PlanViolationError), nested.error
+    assert "while a step of this oracle runs" in str(nested.error)
+    assert len(nested.oracle.ledger) == nested.oracle.step == 1
+
+
+def test_no_step_begins_inside_another() -> None:
+    check_no_step_begins_inside_another()
+
+
+def test_a_copy_made_inside_a_step_can_take_steps() -> None:
+    copies = []
+
+    class Copying(Watcher):
+        def observe(self, batch: Any) -> None:
+            copies.append(pickle.dumps(oracle._guard))
+
+    oracle = sized_oracle(smooth_net(), cross_entropy, private_plan(), observers=Copying())
+    oracle.backward(*samples(9))
+    assert not pickle.loads(copies[0]).step_runs
+
+
 MISTAKES = {
+    "a step inside another": Mistake(
+        check_no_step_begins_inside_another, Guard, "check_no_step_runs",
+        lambda original: lambda self: None,
+    ),
     "a shift that is not undone": Mistake(
         check_an_interrupt_at_any_line_leaves_theta, mechanism, "overwrite",
         lambda original: lambda parameters, values: None,

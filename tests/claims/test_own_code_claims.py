@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from typing import Any
 
 import pytest
@@ -21,12 +22,14 @@ from dpbam import (
     FlatClipping,
     PrivateGradientOracle,
     assembly,
+    batches,
     own_code,
 )
+from dpbam.batches import Views
 from dpbam.engines.materialised import MaterialisedDirections
 from dpbam.errors import ArgumentError, PlanViolationError
 from dpbam.joint_release import Contributions
-from dpbam.observers import StepFacts
+from dpbam.observers import StepFacts, TrainingLoss
 from dpbam.privacy.clipping import bound_factors
 from planting import Mistake, catches
 from support import cross_entropy, flat, gradients, private_plan, samples, sized_oracle, smooth_net
@@ -142,6 +145,85 @@ def check_what_was_refused_stays_refused(first: type[FirstMedian] = FirstMedian)
 
 def check_what_was_kept_in_a_step_that_failed_is_refused() -> None:
     check_what_was_refused_stays_refused(RaisingMedian)
+
+
+def check_a_refused_augmentation_stays_refused() -> None:
+    """Also where no unit can be compared, as the method of an object, and without a mark."""
+
+    class Centring:
+        def __call__(self, inputs: Tensor, keys: Tensor) -> Tensor:
+            return inputs - inputs.mean(0)
+
+        apply = __call__
+
+    class Slotted(Centring):
+        __slots__ = ()
+
+    for augment in (Centring(), Centring().apply, Slotted()):
+        views = Views(augment)
+        inputs, keys = torch.randn(6, 3), torch.arange(6)
+        refusals = []
+        for rows in (6, 1):
+            try:
+                views.of(inputs[:rows], keys[:rows].clone, rows)
+            except PlanViolationError as error:
+                refusals.append(str(error))
+        assert len(refusals) == 2, "it was used again"
+        assert "other rows are left out" in refusals[0]
+        assert "was refused in an earlier step" in refusals[1]
+
+
+def test_a_refused_augmentation_stays_refused() -> None:
+    check_a_refused_augmentation_stays_refused()
+
+
+class OfLayers:
+    """Releases, for each layer, by how much its norm exceeds the mean over the layers."""
+
+    noise_multipliers, sensitivities = (SIGMA,), {"layers": 1.0}
+
+    def begin(self, facts: StepFacts) -> None: ...
+
+    def contributions(self, batch: Any) -> dict[str, Contributions]:
+        norms = torch.stack(list(batch.layer_norms().values()))  # [layers, U]
+        shares = norms / norms.sum(0).clamp(min=1e-9)
+        return {"layers": Contributions(shares - shares.mean(0))}
+
+    def publish(self, sums: Any) -> None: ...
+
+
+def test_a_statistic_near_zero_is_not_taken_for_one_that_mixes_units() -> None:
+    """Values that nearly cancel have no relative accuracy; a false alarm would end a training."""
+    statistics = OfLayers()
+    for seed in range(20):
+        oracle = oracle_of(statistics=statistics)
+        assert refusal_of(oracle, seed=seed) == "released"
+
+
+def test_a_method_that_cannot_be_copied_is_observed() -> None:
+    """It holds a lock."""
+
+    class Locked(DPSGD):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lock = threading.Lock()
+
+    watched = TrainingLoss()
+    oracle = sized_oracle(smooth_net(), cross_entropy, private_plan(), Locked(), observers=watched)
+    oracle.backward(*samples(9))
+    assert len(watched.non_private_losses) == 1
+
+
+def test_a_state_that_is_no_tensor_is_refused_in_a_sentence() -> None:
+    class Counting(DPSGD):
+        def state_dict(self) -> dict[str, Any]:
+            return {"rate": 0.5}
+
+        def load_state_dict(self, state: Any) -> None: ...
+
+    oracle = sized_oracle(smooth_net(), cross_entropy, private_plan(), Counting())
+    with pytest.raises(ArgumentError, match="must hold tensors, and rate is a float"):
+        oracle.backward(*samples(9))
 
 
 def test_what_was_refused_stays_refused() -> None:
@@ -318,7 +400,7 @@ def check_no_observer_writes_into_a_statistic() -> None:
 
 
 def nothing(original: Any) -> Any:
-    return lambda *args: None
+    return lambda *args, **more: None
 
 
 def every_other_alone(original: Any) -> Any:
@@ -338,6 +420,9 @@ def the_engines_own(original: Any) -> Any:
 
 
 MISTAKES = {
+    "a refused augmentation, again": Mistake(
+        check_a_refused_augmentation_stays_refused, batches, "check_not_refused", nothing
+    ),
     "code that was refused, again": Mistake(
         check_what_was_refused_stays_refused, own_code, "refuse", nothing
     ),

@@ -411,6 +411,31 @@ def test_a_count_in_a_namespace_is_refused(kind: Any) -> None:
         run(model, "fused")
 
 
+def hooked_where_there_is_a_graph(model: Any, x: Tensor) -> Tensor:
+    if x.requires_grad:
+        x.register_hook(torch.neg)
+    return x
+
+
+@pytest.mark.parametrize("engine", VMAPPED)
+def test_code_sees_whether_a_tensor_has_a_graph(engine: str) -> None:
+    """Else the hook would be left out, and the gradient another than the loop engine's."""
+    with pytest.raises(UnsupportedModelError, match="registers a hook on a gradient"):
+        run(Code(hooked_where_there_is_a_graph), engine)
+
+
+def without_features(model: Any, x: Tensor) -> Tensor:
+    return x + nn.functional.linear(x[:, :0], model.first.weight[:, :0])
+
+
+def test_a_linear_layer_may_have_no_input_features() -> None:
+    norms = []
+    for engine in ("fused", "loop"):
+        torch.manual_seed(0)
+        norms.append(run(Code(without_features), engine).norms())
+    torch.testing.assert_close(*norms)
+
+
 class Clock:
     """As the monitor of tqdm, which a thread of its own writes to at any time."""
 

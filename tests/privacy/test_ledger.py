@@ -7,6 +7,7 @@ import json
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +30,27 @@ def test_epsilon_is_that_of_what_was_charged(accountant: str) -> None:
     assert len(ledger) == 6
     assert ledger.epsilon() > epsilon(2.0, 0.1, 5, 1e-5, accountant=accountant)
     assert ledger.epsilon(1e-3) < ledger.epsilon()
+
+
+def test_a_signal_handler_that_asks_for_charges_changes_no_count(monkeypatch: Any) -> None:
+    """As one that prints epsilon on Ctrl-C, between two lines of the count."""
+    ledger, latest, asked = Ledger(delta=1e-5), Ledger._latest, []
+
+    def interrupted(self: Ledger, count: int) -> Any:
+        entries = latest(self, count)
+        if count and not asked:
+            asked.append(True)
+            self.charges()
+        return entries
+
+    for step, sigma in enumerate((5.0, 0.5)):
+        asked.clear()
+        ledger.charge("stream", step, noise_multiplier=sigma, sampling_rate=0.1)
+        with monkeypatch.context() as patch:
+            patch.setattr(Ledger, "_latest", interrupted)
+            ledger.charges()
+    assert [(c.noise_multiplier, c.steps) for c in ledger.charges()] == [(0.5, 1), (5.0, 1)]
+    assert len(ledger) == 2
 
 
 def test_a_step_without_noise_makes_epsilon_infinite() -> None:

@@ -52,7 +52,7 @@ from dpbam.engines.base import (
     call_model,
     check_losses,
 )
-from dpbam.engines.batching import depth, is_wrapped, run_rows
+from dpbam.engines.batching import depth, innermost, is_wrapped, run_rows
 from dpbam.engines.generators import GlobalGenerators
 from dpbam.engines.state import Snapshot, snapshot_modules
 from dpbam.params import map_rows, modules_of, tensors_in
@@ -65,6 +65,7 @@ _HOOKS = {
 _NO_HOOKS = "vmap cannot run hooks on saved tensors (gradient checkpointing)"
 _VMAP_WORDS = ("vmap", "functorch", "atching rule", "transform", "saved tensor")
 _FREEZING = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
+_HAS_GRAPH = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 _SPECIAL = _PRINTING | _GRADIENTS | _HOOKS | _FREEZING
 _ORDINARY = {type(torch.relu), type(Tensor.relu), type(F.relu)}  # not operators
 _COMPILED = "; if it calls a function under torch.compile, which keeps tensors, compile nothing"
@@ -143,6 +144,8 @@ class Isolation(TorchFunctionMode):
         if type(func) not in _ORDINARY or func in _SPECIAL:
             if func in _PRINTING:
                 return f"<tensor of one row, shape {tuple(args[0].shape)}>"
+            if func == _HAS_GRAPH:  # as without vmap, which hides it: code may depend on it
+                return bool(func(*args) or innermost(args[0]).requires_grad)
             reason = _reason_against(func)
         if reason is None and depth() != self._depth:
             reason = "the model applies a torch.func transform of its own"

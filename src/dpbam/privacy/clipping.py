@@ -192,9 +192,9 @@ class StepClipping:
         self._measured.append(measure(self._clipping, scaled, factors, extra))
         for places in self._own_code.other_batches(norms):
             apart, extra_apart = self._compute(norms[:, places], scaled[:, places])
-            self._own_code.compare(factors[:, places], apart)
+            self._own_code.compare(factors[:, places], apart, 0.0)
             if extra is not None:
-                self._own_code.compare(extra[:, places], extra_apart)
+                self._own_code.compare(extra[:, places], extra_apart, self._fixed)
         if extra is None:
             return factors, None
         return factors, self._phi * extra.to(widest_dtype(extra)).sum(1)

@@ -332,15 +332,14 @@ class Ledger:
 
     def _count(self) -> _Totals:
         """Return what the entries add up to; those since the last call are added, all at once."""
-        latest = self._latest(len(self._releases) - self._totals.entries)
-        if latest:
-            charges = self._totals.charges.copy()
-            charges.update((e["noise_multiplier"], e["sampling_rate"]) for e in latest)
-            steps = sum(not e["stream"].endswith(BEFORE) for e in latest)
-            self._totals = _Totals(
-                self._totals.entries + len(latest), self._totals.steps + steps, charges,
-                latest[-1]["unit"],
-            )  # fmt: skip
+        totals = self._totals  # read once: a signal handler that asks meanwhile replaces them
+        latest = self._latest(len(self._releases) - totals.entries)
+        if not latest:
+            return totals
+        charges = totals.charges.copy()
+        charges.update((e["noise_multiplier"], e["sampling_rate"]) for e in latest)
+        steps = totals.steps + sum(not e["stream"].endswith(BEFORE) for e in latest)
+        self._totals = _Totals(totals.entries + len(latest), steps, charges, latest[-1]["unit"])
         return self._totals
 
 

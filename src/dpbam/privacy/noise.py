@@ -226,7 +226,7 @@ def standard_normals(bits: np.random.SFC64, count: int) -> NDArray[np.float64]:
     words = bits.random_raw(count).view(np.uint32)  # [2 count]: of u, t, w
     k, angles, fine = words[:half], words[half:count].view(np.int32), words[count:].view(np.int32)
     u = k.astype(np.float32)  # times 2^32
-    if k.min() < 2**16:
+    if np.minimum.reduce(k) < 2**16:
         # the tail: 32 bits would end it at 6.7, in steps; 64 bits in place of the last 16
         rare = np.flatnonzero(k < 2**16)
         u[rare] = (bits.random_raw(len(rare)) + 0.5) * 2.0**-48

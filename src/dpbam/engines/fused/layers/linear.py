@@ -51,7 +51,7 @@ def _linear(capture: Capture, call: Call) -> Any:
 
     def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         # as one matrix: else torch multiplies slice by slice
-        y = F.linear(x.reshape(-1, x.shape[-1]), weight, bias)
+        y = F.linear(x.flatten(0, -2), weight, bias)
         shape = (*x.shape[:-1], y.shape[-1])
         # no view: the tape would make another tensor of it (Tape.output)
         return UNSAFE_VIEW(y, shape) if trained and y.requires_grad else y.view(shape)
