@@ -55,3 +55,12 @@ def test_rows_and_selection_of_nested_batches() -> None:
 def test_what_is_no_batch_is_refused(batch: object) -> None:
     with pytest.raises(TypeError, match="a batch must be a tensor, or a tuple or dict"):
         params.rows(batch)
+
+
+@pytest.mark.parametrize("size", [0, 100, 1100], ids=["empty", "small", "of large pages"])
+def test_new_memory_is_an_ordinary_tensor(size: int) -> None:
+    memory = params.new_memory((size, 1000), torch.float32, torch.device("cpu"))
+    assert memory.shape == (size, 1000) and memory.dtype == torch.float32
+    assert memory.is_contiguous() and not memory.requires_grad
+    left, right = torch.randn(7, size), torch.randn(7, 1000)
+    assert torch.equal(torch.mm(left.t(), right, out=memory), left.t() @ right)

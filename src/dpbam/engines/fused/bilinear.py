@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dpbam.engines.batching import apply
+from dpbam.params import new_memory
 
 Pair = tuple[Tensor, Tensor]
 Purpose = Literal["sum", "ascent", "derivative"]  # what follows a norm
@@ -136,8 +137,9 @@ class Layer:
 
     def contract(self, a: Tensor, b: Tensor) -> Tensor:
         """Return sum_u G_u, by one product over the positions of all units: [*shape]."""
-        total = self.rows(b).flatten(0, 1).t() @ self.patches(a).flatten(0, 1)
-        return total.view(self.shape)
+        left, right = self.rows(b).flatten(0, 1).t(), self.patches(a).flatten(0, 1)
+        total = new_memory((len(left), right.shape[1]), left.dtype, left.device)
+        return torch.mm(left, right, out=total).view(self.shape)
 
     def apply(self, weight: Tensor, a: Tensor) -> Tensor:
         """Return f(weight, a) = A W^T, shaped as b."""
