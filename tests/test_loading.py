@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -285,6 +286,44 @@ def test_a_hugging_face_set_is_read_by_record_and_its_repeats_are_refused() -> N
     next(poisson_batches(plan, records.shuffle(seed=0)))
     with pytest.raises(ValueError, match="rows 0 and 1 of the Dataset are one record"):
         poisson_batches(plan, records.select([0, *range(99)]))
+
+
+HUGGING_FACE_REPEATS = {  # each of 100 rows
+    "selects, joined": lambda d, join: join([d.select(range(60)), d.select(range(50, 90))]),
+    "lists, joined": lambda d, join: join([d.select([*range(0, 98, 2), 3]), d.select(range(50))]),
+    "shuffled, joined": lambda d, join: join([d.shuffle(seed=0), d]).select(range(50, 150)),
+    "torch's join": lambda d, _: ConcatDataset([d.select(range(60)), d.select(range(50, 90))]),
+    "torch's join of lists": lambda d, _: ConcatDataset([d.select([0, 2, 4]), d.select(range(97))]),
+    "columns": lambda d, join: join([d.select(range(50)), d.select(range(50)).add_column(
+        "age", [1] * 50)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("repeat", HUGGING_FACE_REPEATS.values(), ids=HUGGING_FACE_REPEATS)
+@pytest.mark.parametrize("saved", [False, True])
+def test_selects_of_one_hugging_face_set_are_refused_where_they_overlap(
+    repeat: Any, saved: bool, tmp_path: Path
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    nulls = {"note": [None] * 100}
+    records = datasets.Dataset.from_dict(nulls | {"x": X.tolist(), "label": Y.tolist()})
+    if saved:
+        records.save_to_disk(tmp_path / "saved")
+        records = datasets.load_from_disk(tmp_path / "saved")
+    with pytest.raises(ValueError, match=r"rows \d+ and \d+ of the \w+ are one record"):
+        poisson_batches(private_plan(), repeat(records, datasets.concatenate_datasets))
+
+
+def test_parts_of_a_hugging_face_set_are_not_repeated() -> None:
+    datasets = pytest.importorskip("datasets")
+    records = datasets.Dataset.from_dict({"x": X.tolist(), "label": Y.tolist()})
+    parts = [records.select(range(50, 100)), records.select(range(0, 50, 2)),
+             records.filter(lambda row: False), records.select(range(1, 50, 2))]  # fmt: skip
+    joined = datasets.concatenate_datasets(parts)
+    same_values = datasets.Dataset.from_dict({"x": X.tolist(), "label": Y.tolist()})
+    several = datasets.concatenate_datasets([records, same_values])
+    for dataset in (joined, joined.shuffle(seed=1), ConcatDataset(parts), several):
+        poisson_batches(private_plan(n=len(dataset), batch_size=1), dataset)
 
 
 def test_owners_of_several_columns_are_refused() -> None:

@@ -185,8 +185,9 @@ def _records_of(dataset: Any) -> Any:
 def refuse_repeated(dataset: Any, units: Any = None) -> None:
     """Refuse a data set that has a record in several rows, unless they are of one unit.
 
-    Looks through torch's Subset and ConcatDataset and Hugging Face's ``select``, and reads no
-    record. What other data sets repeat is not seen.
+    Looks through torch's Subset and ConcatDataset and Hugging Face's ``select``, ``shuffle`` and
+    ``concatenate_datasets``, and reads no record. What other data sets repeat is not seen, nor a
+    file that was loaded twice.
 
     Args:
         dataset: map-style.
@@ -216,8 +217,8 @@ def _origins(dataset: Any, rows: Indices, known: dict[Any, int]) -> Indices:
         return _origins(dataset.dataset, _numbers(dataset.indices, known)[rows], known)
     if (rows < 0).any():
         rows = np.where(rows < 0, rows + len(dataset), rows)
-    if _is_hugging_face(dataset) and dataset._indices is not None:  # of select and shuffle
-        rows = dataset._indices.column(0).to_numpy().astype(np.int64)[rows]
+    if _is_hugging_face(dataset):
+        return _arrow_origins(dataset, rows, known)
     if not isinstance(dataset, ConcatDataset):
         return rows + (known.setdefault(id(dataset), len(known)) << 40)
     origins = np.empty_like(rows)
@@ -225,6 +226,32 @@ def _origins(dataset: Any, rows: Indices, known: dict[Any, int]) -> Indices:
     for k, (inner, end) in enumerate(zip(dataset.datasets, dataset.cumulative_sizes, strict=True)):
         origins[place == k] = _origins(inner, rows[place == k] - end, known)
     return origins
+
+
+def _arrow_origins(dataset: Any, rows: Indices, known: dict[Any, int]) -> Indices:
+    """Return the numbers of :func:`_origins` for the rows [N] of a set of Arrow tables.
+
+    Selects of one set, and what they are joined to, are different objects that share its memory: a
+    row is known by the memory of its first column that has some, and by its place there.
+    """
+    if dataset._indices is not None:  # of select and shuffle
+        rows = dataset._indices.column(0).to_numpy().astype(np.int64)[rows]
+    columns = [column.chunks for column in dataset._data.table.columns]
+    chunks = next(filter(_addresses, columns), [])
+    if not chunks:
+        return rows + (known.setdefault(id(dataset), len(known)) << 40)
+    ends = np.cumsum([len(chunk) for chunk in chunks])
+    numbers = [known.setdefault(_addresses([chunk]), len(known)) << 40 for chunk in chunks]
+    # of the first row of each chunk its number, less its place in the table
+    shifts = [number + chunk.offset + len(chunk) - end
+              for number, chunk, end in zip(numbers, chunks, ends, strict=True)]  # fmt: skip
+    return rows + np.asarray(shifts)[np.searchsorted(ends, rows, side="right")]
+
+
+def _addresses(chunks: Sequence[Any]) -> tuple[int, ...]:
+    """Return where the values of Arrow arrays are in memory; of nulls alone, nowhere."""
+    buffers = (buffer for chunk in chunks for buffer in chunk.buffers())
+    return tuple(buffer.address for buffer in buffers if buffer is not None)
 
 
 def _is_hugging_face(dataset: object) -> bool:

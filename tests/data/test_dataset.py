@@ -101,6 +101,12 @@ def test_subset_keeps_rows_together():
     assert torch.equal(part.batch(np.array([0]))[0], small().batch(np.array([5]))[0])
 
 
+def test_subset_refuses_a_record_twice():
+    for indices in ([3, 1, 3], [0, -len(small())]):
+        with pytest.raises(DataError, match=rf"record {indices[0]} of .* is chosen twice"):
+            small().subset(np.array(indices))
+
+
 def test_space_around_the_text_of_a_column_makes_no_other_unit():
     columns = {"patient": np.array(["ann", "ann ", " ann", "bo"]), "age": np.arange(4)}
     found = small(4, columns=columns).columns

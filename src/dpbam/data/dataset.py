@@ -268,7 +268,17 @@ class DataSet:
         return named or self.unit or "record"
 
     def subset(self, indices: Indices, *, name: str | None = None) -> DataSet:
-        """Return the records at ``indices``, in that order, as a set; nothing is read."""
+        """Return the records at ``indices``, in that order, as a set; nothing is read.
+
+        Raises:
+            DataError: if an index comes twice: its record would be two units of privacy.
+        """
+        places = np.sort(np.arange(len(self))[indices])
+        if len(twice := places[1:][places[1:] == places[:-1]]):
+            raise DataError(
+                f"record {twice[0]} of {self.name} is chosen twice, and its owner would lose more "
+                "privacy than a plan accounts for: choose each record once and weight the loss"
+            )
         return DataSet(
             name=name or self.name,
             images=self.images.select(indices),
