@@ -7,45 +7,24 @@ not checked: the day on which it was written.
 
 from __future__ import annotations
 
-import html
-import re
-import unicodedata
-import warnings
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from dpbam._version import __version__
 from dpbam.app.runs.budget import Budget, by_kind
-from dpbam.app.runs.card import model_card
 from dpbam.app.runs.config import RunConfig
-from dpbam.app.runs.documents import ModelFacts, RunFacts, Statement
-from dpbam.app.runs.files import FORMAT
-from dpbam.app.runs.folder import MARK, RunFolder
+from dpbam.app.runs.documents import RunFacts, Settled, Statement
+from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.identity import signed_files, today, verified
 from dpbam.app.runs.run import RunError
-from dpbam.app.runs.statement import evaluated_on, settled
-from dpbam.app.runs.statement_text import to_html, to_markdown
+from dpbam.app.runs.statement import evaluated_on
+from dpbam.app.runs.statement_check import fields_unlike_the_settings, text_agreement
 from dpbam.errors import ArgumentError
 from dpbam.privacy.accounting import Charge, total_epsilon
 from dpbam.privacy.ledger import BEFORE
-
-_OF_A_SEARCH = {"tuned_on", "may_be_published", "must_not_be_published"}  # in a trial's statement
-_PRIVACY = "\n## Privacy\n"  # the card's last part; before it an operator may add figures
-# a promise with a figure in one line or near by in the next ones, or the beginning of a comment,
-# which could hide the part on privacy
-_FIGURE = re.compile(
-    r"(epsilon|\beps\b|\u03b5|privacy loss|privacy budget)(.*\d|\D{0,60}\d)"
-    r"|\d\s*\)\s*-?\s*(differential|dp\b)|<!--",
-    re.IGNORECASE,
-)
-_MODEL = ModelFacts(  # any: that part does not depend on it
-    format=FORMAT, dpbam="", model="", model_options={}, image_shape=[1, 1, 1], task="single-label",
-    class_names=[], input="", method="",
-)  # fmt: skip
 
 
 class Finding(NamedTuple):
@@ -131,20 +110,8 @@ def _settings(e: Evidence) -> Iterator[Finding]:
     yield Finding("the statement is this run's", words.run == facts.run, str(words.run))
     day = str(words.identity.date)
     yield Finding("the statement's date is not in the future", day <= today(), day)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about delta: it was said when the run began
-        plan = e.config.plan(
-            int(facts.n), noise_multiplier=float(facts.noise_multiplier),
-            unit=facts.unit,
-        )  # fmt: skip
-    expected = dict(settled(e.config, plan, facts.public_weights))
-    if (e.folder.path / MARK).exists():
-        expected = {k: v for k, v in expected.items() if k not in _OF_A_SEARCH}
-        expected["may_be_published"] = []
-    odd = sorted(k for k, v in expected.items() if getattr(words, k) != v)
-    if not str(words.accountant).endswith(f", {e.config.accountant.upper()}"):
-        odd.append("accountant")
-    seen = ", ".join(odd) or f"{len(expected)} fields"
+    odd = fields_unlike_the_settings(e.folder, words, e.config, facts)
+    seen = ", ".join(odd) or f"{len(Settled.model_fields)} fields"
     if odd and words.dpbam != __version__:
         seen += f"; it was written by dpbam {words.dpbam}: audit it with that version"
     yield Finding("the statement's words follow from the settings", not odd, seen)
@@ -197,17 +164,15 @@ def _texts(e: Evidence) -> Iterator[Finding]:
 
 def texts(folder: RunFolder, statement: Statement) -> Iterator[Finding]:
     """Check that the Markdown and HTML files have the content of the JSON file."""
-    text, page = _read(folder.statement), folder.statement_html
-    yield Finding("the statement for people is the one for machines",
-                  text == to_markdown(statement), folder.statement.name)  # fmt: skip
-    yield Finding("the statement to print is the one for people",
-                  _read(page) == to_html(text), page.name)  # fmt: skip
-    before, _, privacy = _read(folder.card).partition(_PRIVACY)
-    expected = model_card(statement, _MODEL, None).partition(_PRIVACY)[2]
-    # as a reader sees it: letters of any width, and entities
-    shown = unicodedata.normalize("NFKC", html.unescape(before))
-    same = privacy == expected and not _FIGURE.search(shown)
-    yield Finding("the model card promises what the statement does", same, folder.card.name)
+    checks = (
+        "the statement for people is the one for machines",
+        "the statement to print is the one for people",
+        "the model card promises what the statement does",
+    )
+    for check, (path, agrees) in zip(
+        checks, text_agreement(folder, statement).items(), strict=True
+    ):
+        yield Finding(check, agrees, path.name)
 
 
 SIGNATURE = (
@@ -235,10 +200,6 @@ def signature(folder: RunFolder, operator: str | None) -> Iterator[Finding]:
     yield Finding(SIGNATURE[1], True, f"by the owner of key {key}{note}")
     if operator is not None:
         yield Finding(SIGNATURE[2], key == operator, operator)
-
-
-def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 STATED = (_settings, _evaluations, _budget, _texts)

@@ -33,7 +33,8 @@ def report(
     """Write one self-contained HTML page about one run, or several side by side.
 
     Privacy statement, accuracy, clipping bias, norms, configuration. Panels that show the training
-    data without noise are marked; --publishable leaves them out, and their data.
+    data without noise are marked; --publishable leaves them out, and their data. A statement that
+    the run's ledger or its other files contradict is refused.
 
     Examples:
         $ dpbam report runs/digits

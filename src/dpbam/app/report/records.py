@@ -35,6 +35,7 @@ from dpbam.app.runs.config import RunConfig
 from dpbam.app.runs.documents import RunFacts, Statement
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.settings import policies
+from dpbam.app.runs.statement_check import check_statement
 from dpbam.catalogue import METHODS, is_private
 from dpbam.errors import DPBAMError
 from dpbam.tasks.scores import Compared
@@ -275,13 +276,15 @@ def read_run(folder: str | Path) -> Run:
 
     Raises:
         ReportError: if the folder is no run, or a file in it is damaged.
-        RunError: if a link in it leads out.
+        RunError: if a link in it leads out, or the statement disagrees with the other files.
     """
     files = RunFolder(folder)
     if not files.path.is_dir():
         raise ReportError(f"{folder} is not a folder: name a run folder, as dpbam train --out made")
     files.check_links()  # a link may lead to a secret of another user
     statement = Statement.read(path) if (path := files.statement_json).exists() else None
+    if statement is not None:
+        check_statement(files, statement)
     if not files.config.exists() and statement is None:
         raise ReportError(
             f"{folder} has no config.toml: it is not a run folder, or its training never began"

@@ -34,6 +34,7 @@ from dpbam.app.runs.folder import MARK, RunFolder
 from dpbam.app.runs.identity import EXPORTED, file_digest
 from dpbam.app.runs.model_file import RunModel, load_run_model
 from dpbam.app.runs.run import RunError
+from dpbam.app.runs.statement_check import check_statement
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -58,8 +59,9 @@ def export(
         The folder, and the largest difference between the outputs, relative to the largest output.
 
     Raises:
-        RunError: if the run's statement does not let this model be published, the folder is not
-            empty, or the written model predicts something else.
+        RunError: if the run's statement does not let this model be published, or disagrees with
+            the run's other files, the folder is not empty, or the written model predicts something
+            else.
     """
     _validate.one_of("--to", to, FORMATS)
     source = RunFolder(run)
@@ -121,6 +123,7 @@ def _check_publishable(source: RunFolder) -> None:
                 f"{name} in {source.path} is not the file that the privacy statement is about: "
                 "restore it, or resume the run to write both again"
             )
+    check_statement(source, statement)
 
 
 def _images(model: RunModel) -> Tensor:
