@@ -237,15 +237,17 @@ def _arrow_origins(dataset: Any, rows: Indices, known: dict[Any, int]) -> Indice
     if dataset._indices is not None:  # of select and shuffle
         rows = dataset._indices.column(0).to_numpy().astype(np.int64)[rows]
     columns = [column.chunks for column in dataset._data.table.columns]
-    chunks = next(filter(_addresses, columns), [])
+    chunks: Sequence[Any] = next(filter(_addresses, columns), [])
     if not chunks:
         return rows + (known.setdefault(id(dataset), len(known)) << 40)
     ends = np.cumsum([len(chunk) for chunk in chunks])
     numbers = [known.setdefault(_addresses([chunk]), len(known)) << 40 for chunk in chunks]
     # of the first row of each chunk its number, less its place in the table
-    shifts = [number + chunk.offset + len(chunk) - end
-              for number, chunk, end in zip(numbers, chunks, ends, strict=True)]  # fmt: skip
-    return rows + np.asarray(shifts)[np.searchsorted(ends, rows, side="right")]
+    shifts: Indices = np.asarray([
+        number + chunk.offset + len(chunk) - end
+        for number, chunk, end in zip(numbers, chunks, ends, strict=True)
+    ])  # fmt: skip
+    return rows + shifts[np.searchsorted(ends, rows, side="right")]
 
 
 def _addresses(chunks: Sequence[Any]) -> tuple[int, ...]:
