@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
 
 from dpbam.app.audit.check import check_run, passed
-from dpbam.app.runs import ConfigError, RunConfig, execute, load_run_model, prepare
+from dpbam.app.runs import (
+    ConfigError,
+    RunConfig,
+    RunError,
+    checkpoint,
+    execute,
+    load_run_model,
+    prepare,
+)  # fmt: skip
 from dpbam.app.runs.bias import measure
 from dpbam.app.runs.export import export
-from dpbam.app.runs.files import read_json, read_json_lines
+from dpbam.app.runs.files import disk_error, read_json, read_json_lines
 from dpbam.app.runs.predict import evaluate_dataset
 from dpbam.data import load
 from dpbam.errors import DPBAMError
@@ -67,6 +78,47 @@ def test_a_finished_run_resumes_to_the_same_model(finished, asked):
     before = (finished / "model.safetensors").read_bytes()
     execute(asked, finished, resume=True)
     assert (finished / "model.safetensors").read_bytes() == before
+
+
+class KilledError(BaseException):
+    """Ends a run as a signal does: nothing more is written."""
+
+
+def _end_before_the_checkpoint(config, out, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", Mock(side_effect=KilledError))
+        with pytest.raises(KilledError):
+            execute(config, out)
+
+
+def test_a_lost_release_is_not_handed_out_as_a_head_of_zeros(asked, tmp_path, monkeypatch):
+    config = asked.replace(seed=None)
+    _end_before_the_checkpoint(config, tmp_path / "run", monkeypatch)
+    for _ in range(2):
+        with pytest.raises(RunError, match=r"its first checkpoint: .* charged and lost"):
+            execute(config, tmp_path / "run", resume=True)
+    with pytest.raises(RunError, match="there is no model"):
+        export(tmp_path / "run", "safetensors", tmp_path / "out")
+    assert len(read_json_lines(tmp_path / "run" / "ledger.jsonl")) == 1
+
+
+def test_a_seeded_release_that_was_lost_is_repeated(asked, finished, tmp_path, monkeypatch):
+    _end_before_the_checkpoint(asked, tmp_path / "run", monkeypatch)
+    execute(asked, tmp_path / "run", resume=True)
+    for name in ("model.safetensors", "ledger.jsonl"):
+        assert (tmp_path / "run" / name).read_bytes() == (finished / name).read_bytes()
+
+
+@pytest.mark.parametrize(("seed", "way_out"), [(7, "then resume"), (None, "start a new run with")])
+def test_resuming_is_proposed_only_where_it_is_possible(
+    seed, way_out, asked, tmp_path, monkeypatch
+):
+    full = disk_error(tmp_path / "file", OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr(checkpoint, "write_atomic", Mock(side_effect=full))
+    with pytest.raises(RunError, match=way_out) as caught:
+        execute(asked.replace(seed=seed), tmp_path / "run")
+    assert "No space left on device" in str(caught.value)
+    assert ("resume" in str(caught.value)) == (seed is not None)
 
 
 @pytest.mark.parametrize("format", [pytest.param("onnx", marks=pytest.mark.slow), "safetensors"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,7 +21,8 @@ from dpbam.app.runs import (
     prepare,
 )
 from dpbam.app.runs.bias import measure
-from dpbam.app.runs.files import read_json, read_json_lines
+from dpbam.app.runs.documents import FeatureCentre
+from dpbam.app.runs.files import disk_error, read_json, read_json_lines
 from dpbam.app.runs.first_release import (
     _release,
     balanced,
@@ -100,6 +103,24 @@ def test_a_centre_that_is_gone_is_not_released_twice(config, tmp_path):
     says = r"between the two, or the file was lost.*start a new run.*epsilon [\d.]+, spent here"
     with pytest.raises(RunError, match=says):
         execute(unseeded, tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize(("seed", "way_out"), [(5, "then resume"), (None, "start a new run with")])
+def test_a_release_that_cannot_be_written_is_only_resumed_if_it_is_the_same(
+    seed, way_out, config, tmp_path, monkeypatch
+):
+    full = disk_error(tmp_path / "centre", OSError(errno.ENOSPC, "No space left on device"))
+    out, seeded = tmp_path / "run", seed is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(FeatureCentre, "write", Mock(side_effect=full))
+        with pytest.raises(RunError, match=way_out) as caught:
+            execute(config.replace(seed=seed), out)
+    assert "No space left on device" in str(caught.value)
+    assert ("resume" in str(caught.value)) == seeded
+    (charged,) = read_json_lines(out / "ledger.jsonl")
+    if seeded:
+        assert execute(config, out, resume=True).status == "complete"
+        assert read_json_lines(out / "ledger.jsonl")[0] == charged
 
 
 def test_an_audit_notices_another_centre(finished, tmp_path):

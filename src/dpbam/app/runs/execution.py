@@ -30,7 +30,7 @@ from dpbam.app.runs.facts import (
     initial_tensors,
     new_facts,
 )
-from dpbam.app.runs.files import disk_error, write_atomic
+from dpbam.app.runs.files import DiskError, disk_error, write_atomic
 from dpbam.app.runs.first_release import apply_first_release
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.identity import identity
@@ -194,6 +194,9 @@ class _Session:
             tensors = initial_tensors(trainer.model)
             self.facts = self.facts.model_copy(update={"initial_tensors": tensors})
         spending.check_ledger(plan, ledger, oracle.step)
+        if spending.is_lost(config, plan, ledger, oracle.step):  # the model would be untrained
+            problem = f"the run in {self.folder.path} was ended before its first checkpoint"
+            raise spending.explain_loss(problem, ledger)
         trainer.max_charges = spending.most_charges(config, plan, ledger, oracle.step)
         self._write_down(trainer.max_charges, ledger, oracle.step)
         if config.released_before is not None:
@@ -363,7 +366,14 @@ class _Session:
         began = time.monotonic()
         check_unchanged(trainer.model, self.facts)
         spending.note(self.prepared.config.budget, self.facts.run, trainer.oracle.ledger)
-        path = checkpoint.save(self.folder.checkpoints, trainer.state_dict(), self.facts.run)
+        state, config, plan = trainer.state_dict(), self.prepared.config, self.prepared.plan
+        try:
+            path = checkpoint.save(self.folder.checkpoints, state, self.facts.run)
+        except DiskError as error:
+            ledger = trainer.oracle.ledger
+            if self._has_checkpoint or not spending.is_lost(config, plan, ledger, 0):
+                raise
+            raise spending.explain_loss(error.problem, ledger) from error
         self._saved, self._has_checkpoint = (time.monotonic(), trainer.oracle.step), True
         self._saving_seconds = self._saved[0] - began
         self.reporter.on_checkpoint(path, trainer.oracle.step)

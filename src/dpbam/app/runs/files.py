@@ -52,10 +52,18 @@ def write_atomic(path: Path, content: bytes | str) -> None:
         raise disk_error(path, error) from error
 
 
-def disk_error(path: Path, error: OSError) -> RunError:
+class DiskError(RunError):
+    """A file that cannot be written: ``problem`` is the sentence without the way out."""
+
+    def __init__(self, problem: str, hint: str) -> None:
+        super().__init__(f"{problem}: {hint}")
+        self.problem = problem
+
+
+def disk_error(path: Path, error: OSError) -> DiskError:
     """Return the error for a file that cannot be written."""
     hint = "free some space, then resume" if error.errno == errno.ENOSPC else "fix it, and retry"
-    return RunError(f"{path} cannot be written ({error.strerror or error}): {hint}")
+    return DiskError(f"{path} cannot be written ({error.strerror or error})", hint)
 
 
 def write_json(path: Path, values: Any) -> None:

@@ -43,15 +43,17 @@ functions of what was released and of n.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpbam.app.runs.documents import ClassCounts, FeatureCentre
-from dpbam.app.runs.files import FORMAT
+from dpbam.app.runs.files import FORMAT, DiskError
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.run import RunError
+from dpbam.app.runs.spending import explain_loss
 from dpbam.privacy.rounding import up
 
 if TYPE_CHECKING:
@@ -86,7 +88,7 @@ def _release(folder: RunFolder, prepared: Prepared, oracle: PrivateGradientOracl
     """Release what was asked for: on the ledger first, then in its files."""
     import torch
 
-    config, unit = prepared.config, prepared.plan.unit
+    config = prepared.config
     if not oracle.randomness.seeded and oracle.ledger.released_before():
         raise RunError(
             f"the ledger of {folder.path} has the release before the first step, and the folder "
@@ -105,8 +107,22 @@ def _release(folder: RunFolder, prepared: Prepared, oracle: PrivateGradientOracl
     if config.release_centre is not None:
         sums["centre"] = torch.from_numpy(weight * feature_sum(prepared))
     noised = oracle.release_before(sums, std)
+    try:
+        _write_released(folder, prepared, noised, std)
+    except DiskError as error:
+        if oracle.randomness.seeded:  # resuming repeats the release
+            raise
+        raise explain_loss(error.problem, oracle.ledger) from error
+
+
+def _write_released(
+    folder: RunFolder, prepared: Prepared, noised: Mapping[str, Tensor], std: float
+) -> None:
+    """Write the files of the release, the centre in the weight that it was released with."""
+    config, unit = prepared.config, prepared.plan.unit
     if config.release_centre is not None:
         n = prepared.plan.n
+        weight = std / config.release_centre
         mean = (noised["centre"] / (weight * n)).tolist()
         noise = config.release_centre / n
         FeatureCentre(format=FORMAT, mean=mean, noise=noise, of=unit).write(folder.centre)

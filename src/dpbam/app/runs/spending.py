@@ -20,6 +20,7 @@ from dpbam.privacy.accounting import Charge
 from dpbam.privacy.calibration import max_steps
 from dpbam.privacy.ledger import Ledger
 from dpbam.privacy.plan import PrivacyPlan
+from dpbam.privacy.rounding import up
 
 
 def reserve(
@@ -178,6 +179,22 @@ def replays(config: RunConfig, ledger: Ledger, step: int) -> int:
     those lost after it. Seeded, a lost step is repeated with the same noise, and is charged once.
     """
     return max(0, len(ledger) - step) if config.seed is None else 0
+
+
+def is_lost(config: RunConfig, plan: PrivacyPlan, ledger: Ledger, step: int) -> bool:
+    """Whether all that was released is lost, and the configured epsilon pays for no other step."""
+    if step or not len(ledger) or config.seed is not None:
+        return False
+    return most_charges(config, plan, ledger, step) <= len(ledger)
+
+
+def explain_loss(problem: str, ledger: Ledger) -> RunError:
+    """Return the error for a run that cannot be resumed, since a release of its is lost."""
+    return RunError(
+        f"{problem}: what was released is charged and lost, and the run's epsilon pays for no "
+        f"other release; start a new run with another --out; epsilon {up(ledger.epsilon())}, spent "
+        "here, adds to that of the new run"
+    )
 
 
 def most_charges(config: RunConfig, plan: PrivacyPlan, ledger: Ledger, step: int) -> int:
