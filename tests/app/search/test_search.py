@@ -258,6 +258,23 @@ def test_shares_of_a_study_are_every_trial_once(stub: list[Any], tmp_path: Path)
     assert len(stub) == 5
 
 
+@pytest.mark.parametrize("trials", [5, 9])
+def test_a_share_of_another_study_is_refused(stub: list[Any], tmp_path: Path, trials: int) -> None:
+    """Two machines that each drew a study, of equal settings or not: the trials are others."""
+    do_trials(a_search(trials=5), tmp_path / "a", shard=(1, 2))
+    do_trials(a_search(trials=trials), tmp_path / "b", shard=(2, 2))
+    shutil.copytree(
+        tmp_path / "b/non-private/trials", tmp_path / "a/non-private/trials", dirs_exist_ok=True
+    )
+    trained = len(stub)
+    for shard in ((1, 1), (2, 2)):
+        with pytest.raises(RunError, match=r"a/non-private/trials/0001\.json is of another study"):
+            do_trials(a_search(trials=5), tmp_path / "a", shard=shard)
+    with pytest.raises(RunError, match=r"0001\.json is of another study"):
+        conclude(Study(a_search(trials=5), tmp_path / "a"))
+    assert len(stub) == trained
+
+
 def test_a_damaged_study_is_one_sentence(tmp_path: Path) -> None:
     search = a_search()
     path = Study(search, tmp_path).inner / "study.json"
@@ -380,7 +397,8 @@ def test_what_is_published_is_a_function_of_the_winner_alone(tmp_path: Path, pay
             shutil.copytree(tmp_path / "winner", folder)
             value = 0.9 if number == winner else 0.1 + number / 100
             trial = Score(
-                number=number, settings=settings, score=value, metric="accuracy",
+                study=study.file.digest, number=number, settings=settings, score=value,
+                metric="accuracy",
                 epsilon=1.0, delta=1e-4, charges=[(2.0, 256 / 1438, 3)],
             )  # fmt: skip
             folder.with_suffix(".json").write_text(trial.model_dump_json())

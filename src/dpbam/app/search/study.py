@@ -20,6 +20,7 @@ contents nor names reveal anything about other trials (index, number, folders, s
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
 import shutil
@@ -64,8 +65,12 @@ class _OperatorsFile(Document):
 
 
 class Score(_OperatorsFile):
-    """What a finished trial came to: the file ``NNNN.json`` next to its run folder."""
+    """What a finished trial came to: the file ``NNNN.json`` next to its run folder.
 
+    ``study`` is the digest of the study that drew it.
+    """
+
+    study: str
     number: int
     settings: dict[str, JsonValue]
     score: float
@@ -87,6 +92,11 @@ class StudyFile(_OperatorsFile):
 
     search: dict[str, JsonValue]
     trials: list[dict[str, JsonValue]]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the search and its trials: scores of two studies are not comparable."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
 
 def draw_study(search: Search) -> StudyFile:
@@ -159,8 +169,7 @@ class Study:
 
     def missing(self) -> list[int]:
         """Return the numbers of the trials that are not finished."""
-        numbers = range(len(self.file.trials))
-        return [number for number in numbers if not self.score_file(number).exists()]
+        return [number for number, trial in enumerate(self._scores()) if trial is None]
 
     def lacking(self) -> str | None:
         """Say in one sentence which trials are missing; None if all are finished."""
@@ -171,8 +180,26 @@ class Study:
         return sentence if self.missing() else None
 
     def scores(self) -> list[Score]:
-        """Return the trials, all finished, in order."""
-        return [Score.read(self.score_file(number)) for number in range(len(self.file.trials))]
+        """Return the finished trials, in order."""
+        return [trial for trial in self._scores() if trial is not None]
+
+    def _scores(self) -> list[Score | None]:
+        """Return the score of each trial that has one.
+
+        Raises:
+            RunError: if a score is of another study, such as a share that another machine drew: its
+                trials were never among those that this study counts.
+        """
+        scores: list[Score | None] = [None] * len(self.file.trials)
+        for path in sorted(self.score_file(0).parent.glob("[0-9]*.json")):
+            trial = Score.read(path)
+            if trial.study != self.file.digest or path != self.score_file(trial.number):
+                raise RunError(
+                    f"{path} is of another study than {self.inner / 'study.json'}: remove it with "
+                    "its run folder; a share must begin with a copy of this search's folder"
+                )
+            scores[trial.number] = trial
+        return scores
 
     def do_trial(self, number: int, log: Send) -> None:
         """Mark a trial as not for release, train it, or resume it, and write its score."""
@@ -189,8 +216,9 @@ class Study:
         write_atomic(folder.path / MARK, _NOT_FOR_RELEASE)
         result = execute(config, folder.path, resume=folder.started)
         trial = Score(
-            number=number, settings=varied, score=score(search, result, noise),
-            metric=result.metric, epsilon=result.epsilon, delta=result.delta,
+            study=self.file.digest, number=number, settings=varied,
+            score=score(search, result, noise), metric=result.metric, epsilon=result.epsilon,
+            delta=result.delta,
             charges=tuple(Ledger(0.5, path=folder.ledger).charges()),  # also of steps a crash lost
         )  # fmt: skip
         trial.write(self.score_file(number))
