@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 
 import pytest
@@ -19,10 +20,12 @@ from dpbam.app.runs.files import (
     plain,
     read_json,
     read_json_lines,
+    read_number,
     write_atomic,
 )
 from dpbam.app.runs.folder import RunFolder, stored_config
 from dpbam.app.runs.model_file import save_run_model
+from dpbam.app.runs.rows import TrainingRow, read_rows
 from dpbam.app.runs.run import RunError
 from dpbam.data import load
 from dpbam.nn import build_model
@@ -53,7 +56,18 @@ def test_a_torn_line_is_left_out(tmp_path):
 
 
 def test_json_without_nan_and_infinity():
-    assert plain({"a": [float("inf"), float("nan"), 1.5]}) == {"a": ["infinite", None, 1.5]}
+    values = [math.inf, -math.inf, math.nan, 1.5]
+    words = plain({"a": values})["a"]
+    assert words == ["infinite", "-infinite", None, 1.5]
+    assert [read_number(word) for word in words] == [math.inf, -math.inf, None, 1.5]
+
+
+def test_a_row_keeps_the_sign_of_infinity(tmp_path):
+    path = tmp_path / "training.jsonl"
+    numbers = {"lr": math.inf, "seconds": -math.inf, "non_private_loss": None}
+    append_json_line(path, {"step": 1, "non_private_batch_size": 2, **numbers})
+    (row,) = read_rows(path, TrainingRow)
+    assert (row.lr, row.seconds) == (math.inf, -math.inf)
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", None])

@@ -68,7 +68,7 @@ def print_facts(values: Mapping[str, object], *, json: bool) -> None:
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """Format as standard JSON: NaN becomes null, infinity the word "infinite".
+    """Format as standard JSON: NaN becomes null, infinity "infinite" or "-infinite".
 
     Example:
         >>> to_json({"epsilon": float("inf")})
@@ -145,10 +145,12 @@ def number(value: float) -> str:
     """Format with four significant digits.
 
     Example:
-        >>> number(7.99912), number(float("inf")), number(1e-5), number(50_000.0)
-        ('7.999', 'infinite', '1e-05', '5e+04')
+        >>> number(7.99912), number(float("inf")), number(float("-inf")), number(5e4)
+        ('7.999', 'infinite', '-infinite', '5e+04')
     """
-    return "infinite" if math.isinf(value) else f"{value:.4g}"
+    if math.isinf(value):
+        return "infinite" if value > 0 else "-infinite"
+    return f"{value:.4g}"
 
 
 def percent(value: float, digits: int = 1) -> str:

@@ -9,7 +9,6 @@ library's own (:mod:`dpbam.privacy.ledger`), and metrics are
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
@@ -28,21 +27,16 @@ from pydantic import (
 )
 
 from dpbam.app.runs.config import RunConfig
-from dpbam.app.runs.files import FORMAT, check_format, plain, read_json, write_json
+from dpbam.app.runs.files import FORMAT, check_format, plain, read_json, read_number, write_json
 from dpbam.app.runs.run import RunError
 
 _ZERO = {"anyOf": [{"type": "number", "minimum": 0}, {"const": "infinite"}]}
 
 
-def _number(value: object) -> object:
-    """Read the word for a number that JSON does not have."""
-    return math.inf if value == "infinite" else value
-
-
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Share = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0)]
-Perhaps = Annotated[float, BeforeValidator(_number), Field(ge=0), WithJsonSchema(_ZERO)]
+Perhaps = Annotated[float, BeforeValidator(read_number), Field(ge=0), WithJsonSchema(_ZERO)]
 Count = Annotated[int, Field(ge=0)]
 
 

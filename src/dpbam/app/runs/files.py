@@ -98,14 +98,28 @@ def read_json_lines(path: Path) -> list[_jsonl.Row]:
 
 
 def plain(value: Any) -> Any:
-    """Replace what JSON does not have: NaN by null, and infinity by the word "infinite"."""
+    """Replace what JSON does not have: NaN by null, infinity by "infinite" or "-infinite".
+
+    :func:`read_number` is the inverse.
+    """
     if isinstance(value, dict):
         return {key: plain(v) for key, v in value.items()}
     if isinstance(value, list | tuple):
         return [plain(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else "infinite"
+        return None if math.isnan(value) else "infinite" if value > 0 else "-infinite"
     return value
+
+
+def read_number(value: object) -> object:
+    """Return the number that :func:`plain` has a word for; anything else unchanged.
+
+    Example:
+        >>> read_number("-infinite"), read_number(1.5), read_number("many")
+        (-inf, 1.5, 'many')
+    """
+    words = {"infinite": math.inf, "-infinite": -math.inf}
+    return words.get(value, value) if isinstance(value, str) else value
 
 
 @contextmanager

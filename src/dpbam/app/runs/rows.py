@@ -26,7 +26,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 from pydantic_core import SchemaValidator, core_schema
 
 from dpbam.app.runs.documents import DamagedFileError, first_problem
-from dpbam.app.runs.files import append_json_line, read_json_lines, write_atomic
+from dpbam.app.runs.files import append_json_line, read_json_lines, read_number, write_atomic
 from dpbam.tasks.scores import Compared
 from dpbam.training.events import EvaluationReport, Reporter, StartReport, StepReport
 
@@ -119,7 +119,7 @@ def _with_words(schema: Any) -> Any:
 
 def _number(value: object) -> object:
     """Read what :func:`dpbam.app.runs.files.plain` writes for NaN and infinity."""
-    return math.nan if value is None else math.inf if value == "infinite" else value
+    return math.nan if value is None else read_number(value)
 
 
 class Recorder(Reporter):
