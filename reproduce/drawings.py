@@ -27,6 +27,8 @@ ROLES = {
     "direction": "#a8489a", "sample": "#7d8894", "cut": "currentColor",
 }  # fmt: skip
 HEAD = 11.0  # pixels
+LABEL_SIZE, LABEL_GAP = 11, 8  # of an axis, pixels: its font, and what is between label and axis
+NARROW, WIDE = frozenset(" '!(),-./:;IJ[\\]fijlt|"), frozenset("#%&+<=>@MW^mw~")
 TRAIL = 60  # most points of it
 
 
@@ -66,19 +68,33 @@ class Scene(NamedTuple):
 
 
 def with_zero_line(panel: Panel) -> Panel:
-    """Return the panel of dots with a dashed line at zero, and its names whole."""
+    """Return the panel of dots with a dashed line at zero, and room for its names in any font."""
     at_zero = {"x": {"datum": 0, "type": "quantitative"}, "y": {"value": 0},
                "y2": {"value": "height"}, "yOffset": {"value": 0},
                "color": {"value": "currentColor"}}  # fmt: skip
     dashed = {"type": "rule", "strokeDash": [5, 4], "opacity": 0.6}
     line = {"data": {"values": [{}]}, "mark": dashed, "encoding": at_zero}
-    names = {**panel.view["encoding"]["y"], "axis": {"labelLimit": 400}}
+    # the reader's font may be wider than the one that Vega measures when it draws the file
+    room = max((text_width(row["category"]) for row in panel.rows), default=0.0)
+    axis = {"labelLimit": 400, "minExtent": math.ceil(LABEL_SIZE * room) + LABEL_GAP}
+    names = {**panel.view["encoding"]["y"], "axis": axis}
     view = {
         **panel.view,
         "encoding": {**panel.view["encoding"], "y": names},
         "layer": [*panel.view["layer"], line],
     }
     return replace(panel, view=view)
+
+
+def text_width(words: str) -> float:
+    """Return the width of a text in DejaVu Sans, one of the widest fonts, in font sizes, or more.
+
+    Example:
+        >>> round(text_width("ill"), 2), round(text_width("MLP, 8x8"), 2)
+        (1.2, 5.38)
+    """
+    return sum(0.4 if c in NARROW else 1.0 if c in WIDE else 0.8 if c.isupper() else 0.66
+               for c in words)  # fmt: skip
 
 
 def arrow_panels(scenes: Sequence[Scene]) -> list[Panel]:

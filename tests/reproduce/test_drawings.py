@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
 
-from dpbam.app.report.figure import Panel
+from dpbam.app.report.charts import Series, dots
+from dpbam.app.report.figure import Figure, Panel, picture
 from dpbam.app.report.groups import Group, groups
 from dpbam.app.report.records import read_run
 from reproduce import drawings
@@ -68,6 +70,25 @@ def test_batch_sizes_need_two_and_are_in_order(tmp_path: Path, three: tuple[Grou
     folders = [write_run(tmp_path / f"b{b}", method="dp-sgd", batch_size=b) for b in (200, 50)]
     panel = drawings.batch_size(groups([read_run(f) for f in folders])).panels[0]
     assert [row["x"] for row in panel.rows] == [50.0, 200.0]
+
+
+def test_the_longest_name_fits_in_a_wide_font() -> None:
+    wide = pytest.importorskip("PIL.ImageFont")
+    font = Path("/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf")
+    if not font.exists():
+        pytest.skip("DejaVu Sans is not installed")
+    names = ("MLP, CIFAR-10 8x8, 600 steps, decaying rate (8)", "WWW mmm 100% (8)", "A", "fill it")
+    measure = wide.truetype(str(font), 1000).getlength
+    for name in names:
+        assert measure(name) / 1000 <= drawings.text_width(name) <= 1.5 * measure(name) / 1000
+    values = Series("", 0, names[:1], (1.0,))
+    panel = drawings.with_zero_line(dots("", "points", [values], percent=False))
+    (left,) = re.findall(r'stroke-miterlimit="10" transform="translate\((\d+),', svg(panel))
+    assert int(left) >= 11 * measure(names[0]) / 1000 + 7
+
+
+def svg(panel: Panel) -> str:
+    return picture(Figure("", "", "", "public", [panel]).spec(), ".svg").decode()
 
 
 def test_figure_one_is_the_bias_of_its_own_vectors() -> None:
