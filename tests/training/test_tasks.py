@@ -17,6 +17,7 @@ from dpbam.nn import UNet
 from dpbam.tasks.base import make_task
 from dpbam.tasks.multi_label import MultiLabel
 from dpbam.tasks.regression import Regression
+from dpbam.tasks.scores import explain_no_gain, is_useless
 from dpbam.tasks.segmentation import Segmentation
 from dpbam.tasks.single_label import SingleLabel
 from dpbam.training.evaluation import summarise
@@ -217,7 +218,27 @@ def test_a_model_that_knows_nothing_is_useless(say, useless):
     found = SingleLabel(["well", "ill", "odd"]).compared(outputs_that(say, SKEWED), SKEWED)
     assert found["accuracy"].constant == pytest.approx(0.9)
     assert found["balanced_accuracy"].constant == pytest.approx(1 / 3)
-    assert any(score.better for score in found.values()) is not useless
+    assert is_useless(found) is useless
+
+
+@pytest.mark.parametrize(("records", "useless"), [(8, None), (400, True)])
+def test_a_handful_of_records_does_not_show_that_a_model_is_useless(records, useless):
+    labels = np.arange(records) % 2
+    found = SingleLabel(["a", "b"]).compared(outputs_that(lambda k, y: k // 2 % 2, labels), labels)
+    assert (found["accuracy"].score, found["accuracy"].constant) == (0.5, 0.5)
+    assert is_useless(found) is useless
+    words = "too few test records to tell" if useless is None else "this model is useless"
+    assert words in explain_no_gain(found)
+
+
+def test_a_perfect_model_is_told_from_chance_on_a_handful_of_records():
+    labels = np.arange(8) % 2
+    found = SingleLabel(["a", "b"]).compared(outputs_that(lambda k, y: y, labels), labels)
+    assert is_useless(found) is False
+    one_class = SingleLabel(["a", "b"]).compared(
+        outputs_that(lambda k, y: y, labels * 0), labels * 0
+    )
+    assert is_useless(one_class) is None
 
 
 def test_balanced_accuracy_is_the_one_of_the_metrics():

@@ -76,19 +76,49 @@ class Compared:
         """
         return self.score > self.constant + 2 * self.chance
 
+    @property
+    def enough(self) -> bool:
+        """Whether there are enough records to tell a useful model from one that knows nothing.
 
-def is_useless(compared: Mapping[str, Compared]) -> bool:
-    """Whether no score is better than the best constant's by more than chance."""
-    return bool(compared) and not any(one.better for one in compared.values())
+        A model counts as useful that gets a quarter of the way from the constant's score to 1. The
+        interval of two standard errors around a score has to be shorter than that on either side.
+
+        Example: 8 records of two classes, and 100.
+            >>> Compared(0.5, 0.5, 0.18).enough, Compared(0.5, 0.5, 0.05).enough
+            (False, True)
+        """
+        return 2 * self.chance < (1 - self.constant) / 4
 
 
-def uselessness(compared: Mapping[str, Compared]) -> str:
-    """Say plainly that a model has learned nothing.
+def is_useless(compared: Mapping[str, Compared]) -> bool | None:
+    """Return whether no score is better than the best constant's by more than chance.
+
+    None: there are too few records to tell.
+    """
+    if not compared or any(one.better for one in compared.values()):
+        return False
+    return True if any(one.enough for one in compared.values()) else None
+
+
+def explain_no_gain(compared: Mapping[str, Compared]) -> str:
+    """Say plainly that a model has learned nothing, or that there are too few records to tell.
 
     Example:
-        >>> uselessness({"accuracy": Compared(0.5, 0.5, 0.1)}).partition(": ")[0]
+        >>> explain_no_gain({"accuracy": Compared(0.5, 0.5, 0.05)}).partition(": ")[0]
         'this model is useless'
+        >>> explain_no_gain({"accuracy": Compared(0.5, 0.5, 0.18)}).partition(": ")[0]
+        'there are too few test records to tell whether this model has learned anything'
     """
+    if is_useless(compared) is None:
+        ranges = ", ".join(
+            f"{metric_label(name)} {metric_text(name, one.score)} against "
+            f"{metric_text(name, one.constant)} \u00b1 {metric_text(name, 2 * one.chance)}"
+            for name, one in compared.items()
+        )
+        return (
+            "there are too few test records to tell whether this model has learned anything: "
+            f"{ranges} for answers that ignore the record"
+        )
     scores = ", ".join(
         f"{metric_label(name)} {metric_text(name, one.score)} against "
         f"{metric_text(name, one.constant)}"

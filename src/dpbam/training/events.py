@@ -106,8 +106,11 @@ class EvaluationReport:
         return self.scores[self.metric]
 
     @property
-    def useless(self) -> bool:
-        """Whether no score is better than the best constant's by more than chance."""
+    def useless(self) -> bool | None:
+        """Whether no score is better than the best constant's by more than chance.
+
+        None: there are too few records to tell.
+        """
         return is_useless(self.compared)
 
     def to_dict(self) -> dict[str, float]:

@@ -293,6 +293,19 @@ def test_a_model_that_learned_nothing_has_no_large_number(
     assert (f'<p class="number">{own:.1%}</p>' in render([known])) is not useless
 
 
+def test_few_test_records_are_no_verdict(run: Run) -> None:
+    row = {"step": 9, "epoch": 1.0, "accuracy": 0.5, "records": 8}
+    compared = {"accuracy": {"score": 0.5, "constant": 0.5, "chance": 0.177}}
+    known = replace(run, metrics=(row,), compared=({"step": 9, "compared": compared},))
+    evaluated = {"accuracy": 0.5, "trivial": 0.5, "count": 8}
+    for few in (known, replace(known, compared=(), evaluation=evaluated)):
+        assert few.useless is None
+        top = headline(few)
+        assert top.score == "50.0%"
+        assert top.quality.startswith("There are too few test records to tell whether it is better")
+        assert "useless" not in render([few])
+
+
 def test_the_best_constant_is_a_line_in_the_picture(run: Run) -> None:
     scores = {"accuracy": {"score": 0.8, "constant": 0.4, "chance": 0.1}}
     compared = ({"step": run.metrics[-1]["step"], "compared": scores},)

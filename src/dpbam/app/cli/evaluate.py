@@ -46,7 +46,7 @@ from dpbam.data import DataError, DataSet, load
 from dpbam.data.split import is_held_out
 from dpbam.errors import ArgumentError
 from dpbam.tasks.base import Words
-from dpbam.tasks.scores import Evaluation, is_useless, metric_label, metric_text, uselessness
+from dpbam.tasks.scores import Evaluation, explain_no_gain, is_useless, metric_label, metric_text
 
 CAVEAT = (
     "These figures come from the records themselves, without noise: on records that are not public "
@@ -112,8 +112,8 @@ def evaluate(
         "data": dataset.name, "split": split, "test_set_of_the_run": of_the_run, **result.to_dict(),
         "note": CAVEAT,
     }  # fmt: skip
-    if is_useless(result.compared):
-        warn(uselessness(result.compared))
+    if is_useless(result.compared) is not False:
+        warn(explain_no_gain(result.compared))
     if json:
         print_json(report)
     else:

@@ -26,7 +26,7 @@ from dpbam.app.runs.statement import released_files
 from dpbam.distributed import Ranks, joined, launched
 from dpbam.errors import ArgumentError
 from dpbam.privacy.rounding import up
-from dpbam.tasks.scores import metric_label, metric_text, uselessness
+from dpbam.tasks.scores import explain_no_gain, metric_label, metric_text
 from dpbam.training.events import Reporter
 
 
@@ -82,8 +82,8 @@ def train(
 
 
 def _show_result(result: RunResult, settings: RunConfig, quiet: bool, json_lines: bool) -> None:
-    if result.evaluations[-1].useless:
-        note(f"warning: {_uselessness(result, settings)}")
+    if result.evaluations[-1].useless is not False:
+        note(f"warning: {_explain_no_gain(result, settings)}")
     if json_lines:
         print_json({"event": "end", **_end(result)})
     elif quiet:
@@ -198,13 +198,16 @@ def _new_folder(settings: RunConfig) -> Path:
     return Path("runs") / f"{name}-{now}"
 
 
-def _uselessness(result: RunResult, settings: RunConfig) -> str:
-    """Say plainly that the model has learned nothing, and what to try."""
+def _explain_no_gain(result: RunResult, settings: RunConfig) -> str:
+    """Say that the model has learned nothing or that this is not known, and what to try."""
+    last = result.evaluations[-1]
+    if last.useless is None:
+        return f"{explain_no_gain(last.compared)}. Next: evaluate it on more records"
     encoder = "" if settings.encoder else ", a public encoder (--encoder hf:NAME)"
     private = f"a larger --epsilon or --batch-size, more --epochs{encoder}, or more data"
     way = private if settings.private else "more --epochs"
     return (
-        f"{uselessness(result.evaluations[-1].compared)}. Next: check the labels with "
+        f"{explain_no_gain(last.compared)}. Next: check the labels with "
         f"dpbam data check, then try another --lr, {way}"
     )
 

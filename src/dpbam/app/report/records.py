@@ -38,7 +38,7 @@ from dpbam.app.runs.settings import policies
 from dpbam.app.runs.statement_check import check_statement
 from dpbam.catalogue import METHODS, is_private
 from dpbam.errors import DPBAMError
-from dpbam.tasks.scores import Compared
+from dpbam.tasks.scores import Compared, is_useless
 
 CONFIG = "config.toml"
 #: Settings that may be in a report for publication.
@@ -161,14 +161,23 @@ class Run:
         return float(evaluation["trivial"]) if "trivial" in evaluation else None
 
     @property
-    def useless(self) -> bool:
-        """Whether the last model was not better than the best constant by more than chance."""
+    def useless(self) -> bool | None:
+        """Whether the last model was not better than the best constant by more than chance.
+
+        None: there are too few test records to tell.
+        """
         scores = list(self._last_compared.values())
         if scores:
             numbers = [{k: math.nan if v is None else v for k, v in s.items()} for s in scores]
-            return not any(Compared(**score).better for score in numbers)
+            return is_useless({str(k): Compared(**score) for k, score in enumerate(numbers)})
         constant, final = self.constant, self.final
-        return constant is not None and final is not None and final <= constant
+        if constant is None or final is None or final > constant:
+            return False
+        records = int(self.metrics[-1].get("records") or 0)
+        chance = 0.0
+        if self.metric == "accuracy" and records:
+            chance = math.sqrt(constant * (1 - constant) / records)
+        return is_useless({self.metric: Compared(final, constant, chance)})
 
     @property
     def evaluation_of_last_records(self) -> Row:

@@ -193,6 +193,9 @@ def _quality(run: Run) -> tuple[str, str]:
         quality.insert(0, f"Not better than a constant answer by more than chance: "
                           f"{metric_text(name, value)}")  # fmt: skip
         return "useless", " ".join(quality)
+    if run.useless is None:
+        quality.insert(0, "There are too few test records to tell whether it is better than a "
+                          "constant answer:")  # fmt: skip
     return metric_text(name, value), " ".join(quality)
 
 
