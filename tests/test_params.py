@@ -60,7 +60,9 @@ def test_what_is_no_batch_is_refused(batch: object) -> None:
 @pytest.mark.parametrize("size", [0, 100, 1100], ids=["empty", "small", "of large pages"])
 def test_new_memory_is_an_ordinary_tensor(size: int) -> None:
     memory = params.new_memory((size, 1000), torch.float32, torch.device("cpu"))
-    assert memory.shape == (size, 1000) and memory.dtype == torch.float32
-    assert memory.is_contiguous() and not memory.requires_grad
+    assert memory.shape == (size, 1000)
+    assert memory.dtype == torch.float32
+    assert memory.is_contiguous()
+    assert not memory.requires_grad
     left, right = torch.randn(7, size), torch.randn(7, 1000)
     assert torch.equal(torch.mm(left.t(), right, out=memory), left.t() @ right)

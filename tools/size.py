@@ -48,6 +48,7 @@ AUDIT = {
     "mechanism.py": "",
     "scratch.py": "",
     "joint_release.py": "StepStatistics check_counted",
+    "observers.py": "UnitFacts Observation Watch",
     "params.py": "shifted restored overwrite _copy_into add_into sum_of_none separated",
     "privacy/clipping.py": "Clipping StepClipping shield_norms measure check_factors check_alone "
     "portions check_groups",
@@ -60,7 +61,8 @@ AUDIT = {
     "PrivacyPlan.check_before PrivacyPlan.check_resumed PrivacyPlan.sampler _factor",
     "privacy/sampling.py": "",
     "guard.py": "",
-    "oracle.py": "PrivateGradientOracle.backward PrivateGradientOracle._prepare "
+    "oracle.py": "PrivateGradientOracle.backward PrivateGradientOracle._take_step "
+    "PrivateGradientOracle._prepare "
     "PrivateGradientOracle.release_before PrivateGradientOracle._terms "
     "PrivateGradientOracle._present PrivateGradientOracle._gradient_for_ascent "
     "PrivateGradientOracle._settle PrivateGradientOracle._commit "
@@ -69,6 +71,7 @@ AUDIT = {
     "loading.py": "PoissonBatches._samples",
     "batches.py": "Views LogicalBatch _alike _is_close _sizes",
     "privacy/ledger.py": "",
+    "_jsonl.py": "append_durably _append sync_folder",
     "privacy/accounting.py": "total_epsilon joint_noise_multiplier checked _refine_epsilon "
     "_is_out_of_reach _on_grid _without_lost _compose _step_loss _by_rdp _step_rdp",
 }

@@ -25,7 +25,7 @@ from torch import Tensor
 from dpbam import _validate
 from dpbam.engines.base import PhysicalBatch
 from dpbam.errors import ArgumentError, PlanViolationError
-from dpbam.own_code import check_not_refused, other_batches, refuse
+from dpbam.own_code import check_not_refused, other_batches, refuse, run_kept_apart
 from dpbam.params import map_rows, rows, select_rows, tensors_in
 from dpbam.privacy.randomness import Randomness, derive
 
@@ -45,14 +45,13 @@ class Views:
         augment_targets: the same for targets that move with the inputs, such as masks.
 
     Guarantee: an augmentation that mixes units (mixup, a batch's mean) is refused at the first
-    physical batch of several units.
+    physical batch of several units, and one that keeps something in its attributes at any.
 
     Assumptions: units that change one another do so in one of the batches that are compared, which
-    is a search, and no proof (:mod:`dpbam.own_code`); what the augmentation keeps from batch to
-    batch is not seen.
+    is a search, and no proof (:mod:`dpbam.own_code`); what is kept is in the attributes.
 
     Proof: the units of that batch, with all rows and views of each, are augmented again in other
-    batches, and compared.
+    batches, and compared; attributes are compared around each call.
     """
 
     augment: Callable[[Any, Tensor], Any] | None = None
@@ -94,12 +93,11 @@ class Views:
         """Return the augmented batch, the first time compared with its units in other batches."""
         # units, not rows: every other row of K views may be a view of every unit. A single unit
         # shows nothing: memory is measured on one row without a record
-        if name not in self._compared:
-            check_not_refused(augment, refused=name in self._refused)
+        check_not_refused(augment, refused=name in self._refused)
         if name in self._compared or units < 2:
-            return augment(batch, keys)
+            return run_kept_apart(augment, batch, keys)
         before = map_rows(torch.clone, batch)  # an augmentation may write to what it gets
-        together = augment(batch, keys)
+        together = run_kept_apart(augment, batch, keys)
         if rows(together) != len(keys):
             return together
         rows_per_unit = len(keys) // units
@@ -107,7 +105,7 @@ class Views:
             steps = torch.arange(rows_per_unit, device=keys.device)
             index = (places[:, None] * rows_per_unit + steps).flatten()
             inputs = select_rows(before, index)
-            apart = augment(map_rows(torch.clone, inputs), keys[index])
+            apart = run_kept_apart(augment, map_rows(torch.clone, inputs), keys[index])
             if not _alike(select_rows(together, index), apart, inputs, len(places)):
                 refuse(augment)
                 self._refused.add(name)  # also where the object takes no mark

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from dpbam.errors import ArgumentError, PlanViolationError
-from dpbam.observers import Observation, StepFacts, no_units
+from dpbam.observers import Observation, StepFacts, UnitFacts, no_units
 from dpbam.own_code import OwnCode, check_not_refused
 from dpbam.params import Params, add_into, doubled
 from dpbam.privacy.clipping import FACTOR_ROUNDING, VANISHING_NORM, portions, widest_dtype
@@ -79,10 +79,11 @@ class JointRelease(Protocol):
     def begin(self, facts: StepFacts) -> None:
         """Receive the public facts of a step, before its units are seen; no ``batch_gradient``."""
 
-    def contributions(self, batch: Observation) -> Mapping[str, Contributions]:
+    def contributions(self, batch: UnitFacts) -> Mapping[str, Contributions]:
         """Return what the units of a physical batch add to each sum, each by its own facts alone.
 
-        The facts are ``ids``, ``norms``, ``factors``, ``losses()`` and ``layer_norms()``.
+        The facts are ``ids``, ``norms``, ``factors``, ``losses()`` and ``layer_norms()``; there is
+        no engine's handle, which an observer gets.
         """
 
     def publish(self, released: dict[str, Params]) -> None:
@@ -103,7 +104,7 @@ class StepStatistics:
     Assumptions: the engine's norms are right; what a unit adds depends on that unit and on public
     values alone. Of a statistic of the user's own the last is searched for mistakes as of a
     clipping (:mod:`dpbam.own_code`): it is asked again in other batches of the same units, and its
-    attributes must be the same afterwards. What it takes from ``directions`` itself is not seen.
+    attributes must be the same afterwards.
 
     Proof: the norm of each unit's part, one column of what is summed, is evaluated in float64, with
     norms of which the statistic has a copy; the statistic never holds a sum.
@@ -129,7 +130,8 @@ class StepStatistics:
 
     def add(self, batch: Observation) -> None:
         """Add what the units of one physical batch contribute."""
-        parts = self._ask(batch)
+        units = batch.facts()
+        parts = self._ask(units)
         for name, added in parts.items():
             if added.values is not None:
                 self._measure(name, added.values)
@@ -143,18 +145,18 @@ class StepStatistics:
                 sums = batch.directions.weighted_sum(portion, span)
                 self._add(name, {f"statistics/{name}/{n}": s for n, s in sums.items()})
         for places in self._own_code.other_batches(batch.norms):
-            self._compare(parts, self._ask(batch.select(places)), places)
+            self._compare(parts, self._ask(units.select(places)), places)
 
-    def _ask(self, batch: Observation) -> dict[str, Contributions]:
+    def _ask(self, units: UnitFacts) -> dict[str, Contributions]:
         # a copy: what a unit adds is measured by the engine's norms, whatever is written to these
-        parts = dict(self._statistics.contributions(batch.copy()))
+        parts = dict(self._statistics.contributions(units.copy()))
         if list(parts) != list(self._bounds):
             raise PlanViolationError(
                 f"the statistics have contributions to {list(parts)} and sensitivities for "
                 f"{list(self._bounds)}: name the same sums in the same order"
             )
         for name, added in parts.items():
-            _check_shape(name, added, batch)
+            _check_shape(name, added, units)
             if added.values is not None:  # it may use this memory again: what is measured is summed
                 parts[name] = Contributions(added.values.clone())
         return parts
@@ -247,16 +249,16 @@ def check_counted(plan: PrivacyPlan, sums: Collection[str]) -> None:
         )
 
 
-def _check_shape(name: str, added: Contributions, batch: Observation) -> None:
+def _check_shape(name: str, added: Contributions, units: UnitFacts) -> None:
     """Refuse parts that are not one column per unit: of others the norm is not a unit's."""
     if added.values is not None:
-        wanted, shape = (*added.values.shape[:1], len(batch.ids)), added.values.shape
+        wanted, shape = (*added.values.shape[:1], len(units.ids)), added.values.shape
     else:
-        wanted, shape = tuple(batch.norms.shape), added.factors.shape
+        wanted, shape = tuple(units.norms.shape), added.factors.shape
     if tuple(shape) != wanted:
         raise PlanViolationError(
             f"the contributions to the sum {name!r} have shape {tuple(shape)} for "
-            f"{len(batch.ids)} units: return values of shape [K, U], or factors of the shape of "
+            f"{len(units.ids)} units: return values of shape [K, U], or factors of the shape of "
             "batch.norms"
         )
 

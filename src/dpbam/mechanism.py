@@ -259,7 +259,7 @@ def clipped_sums(step: Step) -> dict[str, Query]:
             if statistics is None and not watch.observers:
                 continue
             # the unit's part is in the sum: what an observer does to its copies changes nothing
-            batch = Observation(directions, watch.next_ids(norms.shape[1]), norms, factors)
+            batch = Observation(watch.next_ids(norms.shape[1]), norms, factors, directions)
             watch.observe(batch)
             if statistics is not None:
                 statistics.add(batch)

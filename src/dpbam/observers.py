@@ -70,33 +70,26 @@ def _copied(method: Method) -> Method:
 
 
 @dataclass(frozen=True)
-class Observation:
-    """One physical batch of a watched step: **not to be shared**.
+class UnitFacts:
+    """What statistics may use of the units of one physical batch: **not to be shared**.
 
     Attributes:
-        directions: the engine's handle, for sums, inner products and norms by parameter; it is
-            valid during the call.
         ids: [U] the number of each unit: its index in the data set, or what ``units`` named.
         norms: [G, U] of the directions, before the clip.
         factors: [G, U] by which they are multiplied.
     """
 
-    directions: PerSampleDirections
     ids: Tensor
     norms: Tensor
     factors: Tensor
+    _handle: PerSampleDirections
     _places: Tensor | None = None  # of the units in the handle, where they are not all of it
 
-    def copy(self) -> Observation:
-        """Return the same observation, in memory of its own."""
-        tensors = self.ids.clone(), self.norms.clone(), self.factors.clone()
-        return Observation(self.directions, *tensors, self._places)
-
-    def select(self, places: Tensor) -> Observation:
-        """Return the observation of the units at some places alone; a unit may come repeatedly."""
+    def select(self, places: Tensor) -> UnitFacts:
+        """Return the facts of the units at some places alone; a unit may come repeatedly."""
         tensors = self.ids[places.cpu()], self.norms[:, places], self.factors[:, places]
         in_handle = places if self._places is None else self._places[places]
-        return Observation(self.directions, *tensors, in_handle)
+        return UnitFacts(*tensors, self._handle, in_handle)
 
     @property
     def clip_share(self) -> float:
@@ -108,29 +101,56 @@ class Observation:
 
         They are of the same pass: no further one is made. The tensor is the caller's.
         """
-        return self._select(self.directions.losses())
+        return self._select(self._handle.losses())
 
     def layer_norms(self) -> dict[str, Tensor]:
         """Return the norms of the directions by layer, [U] each; computed when asked for."""
         squares: dict[str, Tensor] = {}
-        for name, norms in self.directions.parameter_norms().items():
+        for name, norms in self._handle.parameter_norms().items():
             layer = layer_of(name)
             squares[layer] = squares.get(layer, torch.zeros_like(norms)) + norms.square()
         return {layer: self._select(total.sqrt()) for layer, total in squares.items()}
+
+    def copy(self) -> UnitFacts:
+        """Return the same facts, in memory of their own."""
+        tensors = self.ids.clone(), self.norms.clone(), self.factors.clone()
+        return UnitFacts(*tensors, self._handle, self._places)
 
     def _select(self, values: Tensor) -> Tensor:
         return values if self._places is None else values[self._places]
 
 
-def no_units(theta: Mapping[str, Tensor], groups: int) -> Observation:
-    """Return the observation of a physical batch without units."""
+@dataclass(frozen=True)
+class Observation(UnitFacts):
+    """One physical batch of a watched step, with the engine's handle: **not to be shared**."""
+
+    @property
+    def directions(self) -> PerSampleDirections:
+        """The engine's handle, for sums, inner products and norms by parameter.
+
+        It is valid during the call. Its sums have no noise, so that statistics do not get it.
+        """
+        return self._handle
+
+    def facts(self) -> UnitFacts:
+        """Return the same without the handle's sums."""
+        return UnitFacts(self.ids, self.norms, self.factors, self._handle)
+
+    def copy(self) -> Observation:
+        """Return the same observation, in memory of its own."""
+        tensors = self.ids.clone(), self.norms.clone(), self.factors.clone()
+        return Observation(*tensors, self._handle)
+
+
+def no_units(theta: Mapping[str, Tensor], groups: int) -> UnitFacts:
+    """Return the facts of a physical batch without units."""
     nothing = next(iter(theta.values())).new_zeros(0)
-    directions: Any = SimpleNamespace(
+    handle: Any = SimpleNamespace(
         losses=lambda: nothing,
         parameter_norms=lambda: {name: t.new_zeros(0) for name, t in theta.items()},
     )
     numbers = nothing.expand(groups, 0)
-    return Observation(directions, torch.zeros(0, dtype=torch.int64), numbers, numbers)
+    return UnitFacts(torch.zeros(0, dtype=torch.int64), numbers, numbers, handle)
 
 
 class Observer(Protocol):

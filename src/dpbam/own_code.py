@@ -8,14 +8,15 @@ measured               how
 =====================  ============================================================================
 dependence on others   the same units are computed again in other batches (:func:`other_batches`):
                        every other unit, two halves at random, one unit repeatedly
-what is kept           attributes before and after the units (:func:`attributes_of`)
+what is kept           attributes before and after the units (:func:`attributes_of`); of a method,
+                       :func:`dpbam.engines.state.fixed_method`
 =====================  ============================================================================
 
 An object that was refused, or a copy of it, is refused in every later step: it may hold what it
 took, and what it mixed might pass in another batch.
 
 This is a search for mistakes, and no proof. What is continuous in the other units, such as a mean,
-is found at the first step. What is discrete, such as "more than 13 norms exceed 0.9", is found
+is found at the first step. What is discrete, such as "more than 13 norms exceed 1.7", is found
 where one of these batches has another outcome than the whole.
 """
 
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -153,6 +154,31 @@ def refuse(component: object) -> None:
         object.__setattr__(getattr(component, "__self__", component), _REFUSED, True)
 
 
+def run_kept_apart(function: Callable[..., Any], *units: Any) -> Any:
+    """Return ``function(*units)``; refuse it, for good, if its attributes have changed.
+
+    Guarantee: what a function keeps of its units in its attributes is not used in a later call.
+
+    Assumptions: those of :class:`OwnCode`. Of dpbam's own functions nothing is compared.
+
+    Proof: attributes are compared around the call, also where it fails.
+    """
+    owner = getattr(function, "__self__", function)
+    if is_built_in(function) or is_built_in(type(owner)):
+        return function(*units)
+    before = attributes_of(owner)
+    try:
+        return function(*units)
+    finally:
+        if attributes_of(owner) != before:
+            refuse(function)
+            name = getattr(function, "__name__", type(function).__name__)
+            raise PlanViolationError(
+                f"{name} keeps something of its rows in an attribute, where a later step could "
+                "read it: compute it anew at each call, or before training"
+            )
+
+
 def check_not_refused(component: object, *, refused: bool = False) -> None:
     """Refuse a component that was refused before, as its mark or ``refused`` says.
 
@@ -216,8 +242,8 @@ def attributes_of(value: Any, level: int = 0) -> object:
     Attributes that are callable (functions, modules), in slots, or objects more than four levels
     deep are compared by identity: what changes inside them is not seen.
     """
-    if isinstance(value, Tensor):
-        return tuple(value.shape), repr(value.detach().double().flatten().tolist())
+    if isinstance(value, Tensor) and value.layout == torch.strided:
+        return tuple(value.shape), value.dtype, digest({"": value})
     if isinstance(value, np.ndarray):
         return value.tobytes()
     if isinstance(value, Mapping):

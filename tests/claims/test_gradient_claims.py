@@ -721,7 +721,7 @@ MISTAKES = {
         check_a_method_writes_nothing_into_the_model, loop._Theta, "__init__", its_own_values
     ),
     "a method with a state": Mistake(
-        check_a_method_carries_nothing_from_unit_to_unit, loop, "snapshot_method", empty_snapshot
+        check_a_method_carries_nothing_from_unit_to_unit, state, "snapshot_method", empty_snapshot
     ),
     "DP-SAT's ascent undone by subtraction": Mistake(
         check_dp_sat, mechanism, "shifted", undone_by_subtraction

@@ -20,7 +20,7 @@ from dpbam import DPSGD, Compute, FlatClipping, PrivateGradientOracle, joint_rel
 from dpbam.bias import PrivateStatistics
 from dpbam.errors import PlanViolationError
 from dpbam.joint_release import Contributions, StepStatistics
-from dpbam.observers import Observation
+from dpbam.observers import UnitFacts
 from dpbam.privacy import noise as noise_module
 from dpbam.privacy.noise import GaussianNoise
 from dpbam.privacy.randomness import Randomness
@@ -499,7 +499,7 @@ MISTAKES = {
     ),
     "norms that a statistic has overwritten": Mistake(
         check_a_statistic_does_not_change_the_norms,
-        Observation,
+        UnitFacts,
         "copy",
         lambda _: lambda self: self,
     ),

@@ -26,10 +26,11 @@ from dpbam import (
     own_code,
 )
 from dpbam.batches import Views
+from dpbam.engines import StatefulModelError, state
 from dpbam.engines.materialised import MaterialisedDirections
 from dpbam.errors import ArgumentError, PlanViolationError
 from dpbam.joint_release import Contributions
-from dpbam.observers import StepFacts, TrainingLoss
+from dpbam.observers import Observation, StepFacts, TrainingLoss, UnitFacts
 from dpbam.privacy.clipping import bound_factors
 from planting import Mistake, catches
 from support import cross_entropy, flat, gradients, private_plan, samples, sized_oracle, smooth_net
@@ -53,7 +54,7 @@ def refusal_of(oracle: PrivateGradientOracle, seed: int = 0) -> str:
     charged = len(oracle.ledger)
     try:
         oracle.backward(*samples(L, seed=seed))
-    except PlanViolationError as error:
+    except (PlanViolationError, StatefulModelError) as error:
         assert len(oracle.ledger) == charged
         return str(error)
     return "released"
@@ -171,6 +172,71 @@ def check_a_refused_augmentation_stays_refused() -> None:
         assert len(refusals) == 2, "it was used again"
         assert "other rows are left out" in refusals[0]
         assert "was refused in an earlier step" in refusals[1]
+
+
+class FromRow:
+    """Subtracts a row that it has kept, once it has been compared."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.calls, self.kept, self.fails = 0, None, fails
+
+    def __call__(self, inputs: Tensor, keys: Tensor) -> Tensor:
+        if self.kept is not None:
+            return inputs - self.kept
+        self.calls += 1
+        if self.calls > 8:
+            self.kept = inputs[0].clone()
+            if self.fails:
+                raise ValueError("a mistake of the user's own")
+        return inputs
+
+
+def check_an_augmentation_keeps_nothing() -> None:
+    """One that keeps a row of a step moves the sum of the next; also where its step fails."""
+    for augment in (FromRow(), FromRow().__call__, FromRow(fails=True)):
+        views, inputs = Views(augment), torch.randn(6, 3)
+        refusals = []
+        for _ in range(3):
+            try:
+                views.of(inputs, torch.arange(6).clone, 6)
+            except PlanViolationError as error:
+                refusals.append(str(error))
+            except ValueError:
+                refusals.append("its own")
+        assert len(refusals) == 3, "what it kept was used"
+        assert "keeps something of its rows in an attribute" in refusals[0]
+        assert "was refused in an earlier step" in refusals[1]
+
+
+def test_an_augmentation_may_read_what_it_holds() -> None:
+    class Shift:
+        def __init__(self) -> None:
+            self.by, self.table = torch.ones(3), {"a": [torch.zeros(2).to_sparse()]}
+
+        def __call__(self, inputs: Tensor, keys: Tensor) -> Tensor:
+            return inputs + self.by
+
+    views = Views(Shift())
+    for _ in range(3):
+        assert torch.equal(views.of(torch.zeros(6, 3), torch.arange(6).clone, 6), torch.ones(6, 3))
+
+
+class Alternating(DPSGD):
+    """Changes the sign of the directions from pass to pass."""
+
+    calls = 0
+
+    def direction(self, grad: Any, theta: Any, lam: float) -> Any:
+        self.calls += 1
+        return {name: (-1) ** self.calls * g for name, g in grad(theta).items()}
+
+
+def check_a_method_counts_no_passes() -> None:
+    """With the first unit gone, all others would have the other sign."""
+    for engine in ("functional", "loop"):
+        oracle = oracle_of(method=Alternating(), engine=engine, physical_batch_size=1)
+        assert "changes calls of the method" in refusal_of(oracle), engine
+        assert "was refused in an earlier step" in refusal_of(oracle), engine
 
 
 def test_a_refused_augmentation_stays_refused() -> None:
@@ -315,6 +381,24 @@ class AboveLevel(Statistic):
         return (batch.losses() > 1.1).float()
 
 
+class ByHandle(Statistic):
+    """Counts units, with the sign of all of them: by the engine's handle, if it gets it."""
+
+    def count(self, batch: Any) -> Tensor:
+        units = batch.directions.norms().shape[1] if len(batch.ids) else 0
+        return torch.full((len(batch.ids),), (-1.0) ** units)
+
+
+def check_statistics_get_no_handle() -> None:
+    """What it tells of all units is not seen by a comparison: it is the same in every batch."""
+    refused = False
+    try:
+        oracle_of(statistics=ByHandle()).backward(*samples(L))
+    except AttributeError as error:
+        refused = "directions" in str(error)
+    assert refused, "one unit changes what all others add"
+
+
 class Watcher:
     """An observer that writes over what it is given."""
 
@@ -420,6 +504,20 @@ def the_engines_own(original: Any) -> Any:
 
 
 MISTAKES = {
+    "an augmentation that keeps a row": Mistake(
+        check_an_augmentation_keeps_nothing, batches, "run_kept_apart",
+        lambda original: lambda augment, *units: augment(*units),
+    ),
+    "a method that counts the passes": Mistake(
+        check_a_method_counts_no_passes, state, "snapshot_method",
+        lambda original: lambda method: state.Snapshot(),
+    ),
+    "statistics that get the engine's handle": Mistake(
+        check_statistics_get_no_handle, UnitFacts, "copy",
+        lambda original: lambda self: Observation(
+            self.ids, self.norms, self.factors, self._handle, self._places
+        ),
+    ),
     "a refused augmentation, again": Mistake(
         check_a_refused_augmentation_stays_refused, batches, "check_not_refused", nothing
     ),

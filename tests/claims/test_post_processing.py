@@ -196,9 +196,10 @@ def test_at_must_not_change_the_method() -> None:
 def without_noise(original):
     """The sum before the noise reaches the filter and the history."""
 
-    def add_noise(query, step):
-        original(query, step)
-        return {n: s / query.divisor for n, s in query.sums.items()}
+    def add_noise(query, terms):
+        sums = {n: s.clone() for n, s in query.sums.items()}  # noise is written over them
+        original(query, terms)
+        return {n: s / query.divisor for n, s in sums.items()}
 
     return add_noise
 

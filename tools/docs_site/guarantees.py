@@ -44,7 +44,7 @@ HELPERS = {
     "checked",
     "accountant_version", "quiet", "GaussianBound", "Entry", "preview", "note",
     "release_reservation", "stored_ledger", "check_steps", "WriterLock", "BudgetFile",
-    "BudgetPreview",
+    "BudgetPreview", "is_lost", "explain_loss",
 }  # fmt: skip
 _HEAD = """# Guarantees
 

@@ -29,7 +29,7 @@ from dpbam import _validate
 from dpbam.bias.decomposition import dot, flat
 from dpbam.errors import ArgumentError
 from dpbam.joint_release import Contributions
-from dpbam.observers import Observation, StepFacts
+from dpbam.observers import StepFacts, UnitFacts
 from dpbam.params import Params
 
 
@@ -140,7 +140,7 @@ class PrivateStatistics:
         self._step, self._sensitivity = facts.step, facts.sensitivity
         self._batch_size, self._private = facts.plan.batch_size, facts.plan.private
 
-    def contributions(self, batch: Observation) -> dict[str, Contributions]:
+    def contributions(self, batch: UnitFacts) -> dict[str, Contributions]:
         """Return the bin of each unit's norm and, with a bound, what the clip removes of it."""
         lengths = batch.norms.double().square().sum(0).sqrt()  # [U], |d_i|
         parts = {"counts": Contributions(values=self._bins(lengths))}

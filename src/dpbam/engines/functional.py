@@ -24,6 +24,7 @@ from dpbam.engines.decomposed import Decompose
 from dpbam.engines.draws import KeyedDraws
 from dpbam.engines.isolation import Isolation, Isolator, OnlyTorch, alone, over_rows, row_loss
 from dpbam.engines.materialised import MaterialisedDirections
+from dpbam.engines.state import fixed_method
 from dpbam.methods import Method
 from dpbam.params import Params, map_rows, trainable
 
@@ -87,7 +88,8 @@ class FunctionalEngine:
                 )
             return results
 
-        d, g, losses = self._isolator.run(run)
+        with nullcontext() if _is_built_in(method) else fixed_method(method):
+            d, g, losses = self._isolator.run(run)
         plain_directions = MaterialisedDirections(g, self._groups, losses) if plain else None
         return MaterialisedDirections(d, self._groups, losses, plain_directions)
 

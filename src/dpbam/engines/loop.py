@@ -52,7 +52,7 @@ from dpbam.engines.batching import is_wrapped
 from dpbam.engines.draws import KeyedDraws, OnlyKeyedDraws
 from dpbam.engines.generators import GlobalGenerators
 from dpbam.engines.materialised import MaterialisedDirections
-from dpbam.engines.state import bits_equal, snapshot_code, snapshot_copies, snapshot_method
+from dpbam.engines.state import bits_equal, fixed_method, snapshot_code, snapshot_copies
 from dpbam.engines.synthetic import synthetic_units
 from dpbam.methods import Method, Penalised, form_of
 from dpbam.params import (
@@ -118,7 +118,6 @@ class LoopEngine:
     ) -> MaterialisedDirections:
         theta = _Theta(self._model)
         surroundings, generators = snapshot_code(self._model, self._loss), GlobalGenerators()
-        method_state = snapshot_method(method)
         directions: list[Params] = []
         gradients: list[Params] = []
         losses: list[Tensor] = []
@@ -127,6 +126,7 @@ class LoopEngine:
             sdpa_kernel(SDPBackend.MATH),
             theta.restored(),
             _no_accumulation(),
+            fixed_method(method),
         ):
             before = self._loss_of(0, batch, theta)
             for u in range(batch.units):
@@ -138,7 +138,6 @@ class LoopEngine:
             after = self._loss_of(0, batch, theta)
             generators.check()
             surroundings.check()
-            method_state.check()
             theta.check(method)
         _check_repeatable(before, after)
         each_loss = torch.stack(losses)

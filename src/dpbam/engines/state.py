@@ -9,7 +9,7 @@ holds: the comparison needs no second walk. Two walks differ in depth:
                              generators inside them; of the loss too, where it is a module
 :func:`snapshot_code`        that, and class attributes, hooks, closures and defaults of functions,
                              and the globals that functions name
-:func:`snapshot_method`      attributes of a method, its classes' attributes and closures
+:func:`fixed_method`         attributes of a method, its classes' attributes and closures
 ===========================  ======================================================================
 
 A number kept elsewhere (a file, a C extension, an object of the standard library) is not detected.
@@ -21,6 +21,7 @@ import sys
 from argparse import Namespace
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from itertools import chain, zip_longest
 from operator import is_, methodcaller
@@ -42,6 +43,7 @@ from dpbam.engines.base import Loss, StatefulModelError
 from dpbam.engines.batching import is_wrapped
 from dpbam.engines.generators import GENERATORS, generator_state
 from dpbam.methods import Method
+from dpbam.own_code import refuse
 from dpbam.params import modules_of
 
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
@@ -305,6 +307,25 @@ def snapshot_code(model: nn.Module, loss: Loss) -> Snapshot:
     snapshot.add_modules(model, loss)
     snapshot.add_code(model, loss)
     return snapshot
+
+
+@contextmanager
+def fixed_method(method: Method) -> Iterator[None]:
+    """Refuse a method, or code of its direction, that the units of the block change; for good.
+
+    Raises:
+        StatefulModelError: also where the block fails for another reason, after which another
+            engine would run the method with what it has kept.
+    """
+    snapshot = snapshot_method(method)
+    try:
+        yield
+    finally:
+        try:
+            snapshot.check()
+        except StatefulModelError:
+            refuse(method)
+            raise
 
 
 def snapshot_method(method: Method) -> Snapshot:
