@@ -1,7 +1,7 @@
 """Steps without privacy: references such as SGD and SAM, and clipping without noise.
 
-They need ``PrivacyPlan.non_private`` and never pass through :func:`dpbam.mechanism.release`. The ledger has
-each of them without noise, so that its epsilon is infinite.
+They need ``PrivacyPlan.non_private`` and never pass through :func:`dpbam.mechanism.release`. The
+ledger has each of them without noise, so that its epsilon is infinite.
 """
 
 from __future__ import annotations
