@@ -6,6 +6,7 @@ with ``non_private`` are for the operator only: they come from the training data
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dpbam.privacy.plan import PrivacyPlan
+
+_FAR = 10.0  # below the best constant answer: R2 at a squared error 11 times that of the mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +115,16 @@ class EvaluationReport:
         None: there are too few records to tell.
         """
         return is_useless(self.compared)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the training has diverged: its numbers have no size that could be compared.
+
+        The loss or the score is not finite, or a score without a lower bound, such as R2, is more
+        than 10 below that of the best constant answer.
+        """
+        far = any(one.constant - one.score > _FAR for one in self.compared.values())
+        return far or not (math.isfinite(self.loss) and math.isfinite(self.score))
 
     def to_dict(self) -> dict[str, float]:
         """Return one flat row of plain values.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from dpbam.app.cli.compare import show
 from dpbam.app.compare.comparison import (
     Comparison,
     Contender,
@@ -27,6 +29,7 @@ from dpbam.app.report.groups import mean_score
 from dpbam.app.runs import ConfigError
 from dpbam.data import load_pair
 from dpbam.privacy.accounting import Charge, total_epsilon
+from dpbam.tasks.scores import Compared
 from tests.forked import forked_workers
 from tests.results import finished
 
@@ -202,6 +205,38 @@ def test_means_and_differences():
     assert result.mean("a").mean == pytest.approx(0.7)
     assert result.difference("b").mean == pytest.approx(0.15)
     assert result.difference("b").low < 0 < result.difference("b").high
+
+
+def diverging(arm, seed, *, loss=1.0, r2=0.5):
+    run = finished(arm, seed, 0.5)
+    report = replace(
+        run.evaluations[-1], scores={"r2": r2}, loss=loss, compared={"r2": Compared(r2, 0.0, 0.01)}
+    )
+    return replace(run, evaluations=(report,))
+
+
+@pytest.mark.parametrize("numbers", [{"r2": -1e30}, {"r2": math.nan}, {"loss": math.inf}])
+def test_an_arm_that_diverged_has_no_size_of_its_difference(numbers, capsys, tmp_path):
+    runs = [diverging(arm, seed) for arm in "ab" for seed in (0, 1)]
+    runs += [diverging("c", 0), diverging("c", 1, **numbers)]
+    result = Comparison(("a", "b", "c"), tuple(runs))
+    show(result, tmp_path)
+    means, paired = capsys.readouterr().out.split("Paired, against a")
+    for part in (means, paired):
+        (row,) = [line for line in part.splitlines() if "│ c " in line]
+        assert "diverged (1 of 2 seeds)" in row
+        assert not re.search(r"\d\.\d|e\+|nan", row.partition("diverged")[2])
+    assert "50.0" in means
+    assert result.to_dict()["contenders"]["c"]["diverged"] == 1
+    assert result.to_dict()["contenders"]["b"]["diverged"] == 0
+
+
+def test_against_a_baseline_that_diverged_nothing_has_a_size(capsys, tmp_path):
+    runs = [diverging("a", 0, r2=-1e30), diverging("b", 0)]
+    show(Comparison(("a", "b"), tuple(runs)), tmp_path)
+    paired = capsys.readouterr().out.split("Paired, against a")[1]
+    assert "a diverged (1 of 1 seeds)" in paired
+    assert "e+" not in paired
 
 
 def test_no_winner_without_an_interval_that_says_so():

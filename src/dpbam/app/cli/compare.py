@@ -124,6 +124,8 @@ def show(result: Comparison, out: Path) -> None:
 def _mean(result: Comparison, name: str) -> tuple[str, str, str, str, str]:
     runs, mean = [run for run in result.runs if run.arm == name], result.mean(name)
     seconds = sum(run.seconds for run in runs) / len(runs)
+    if diverged := _diverged(result, name):
+        return name, up(runs[0].epsilon), diverged, "", f"{seconds:.0f} s"
     scores = [run.score for run in runs]
     points = mean_score(scores, result.metric, lambda score: f"{100 * score:.1f}")
     return (
@@ -132,6 +134,9 @@ def _mean(result: Comparison, name: str) -> tuple[str, str, str, str, str]:
 
 
 def _against(result: Comparison, name: str) -> tuple[str, str, str, str]:
+    baseline = result.names[0]
+    if diverged := _diverged(result, name) or _diverged(result, baseline, f"{baseline} "):
+        return diverged, "", "", "diverged"
     difference = result.difference(name)
     size = difference.effect_size
     effect = "" if math.isnan(size) else f"{size:+.2f}"
@@ -139,6 +144,12 @@ def _against(result: Comparison, name: str) -> tuple[str, str, str, str]:
         difference_text(difference, "accuracy"), effect, _one_point(difference.smallest_detectable),
         difference.verdict,
     )  # fmt: skip
+
+
+def _diverged(result: Comparison, name: str, subject: str = "") -> str:
+    """Say how many runs of a contender diverged, whose size means nothing; empty if none did."""
+    count, runs = result.diverged(name), len(result.scores(name))
+    return f"{subject}diverged ({count} of {runs} seeds)" if count else ""
 
 
 def _one_point(value: float) -> str:

@@ -116,6 +116,10 @@ class Comparison:
         """Estimate the mean paired difference in the metric to the baseline."""
         return paired_difference(self.scores(name), self.scores(self.names[0]))
 
+    def diverged(self, name: str) -> int:
+        """Return how many of the contender's runs have diverged."""
+        return sum(run.evaluations[-1].diverged for run in self.runs if run.arm == name)
+
     def total_epsilon(self) -> float:
         private = [run for run in self.runs if math.isfinite(run.epsilon)]
         if not private:
@@ -128,6 +132,7 @@ class Comparison:
             "contenders": {
                 name: {
                     self.metric: asdict(self.mean(name)),
+                    "diverged": self.diverged(name),
                     "difference_to_first": self.difference(name).to_dict(),
                     "verdict": self.difference(name).verdict
                     if name != self.names[0]

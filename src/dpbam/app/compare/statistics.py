@@ -45,7 +45,9 @@ K = TypeVar("K")
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over k seeds and its 95% t interval; deviation and interval are NaN for one seed.
+    """A mean over k seeds and its 95% t interval.
+
+    Deviation and interval are NaN for one seed, and where a value is not finite.
 
     Attributes:
         mean: m = sum x / k.
@@ -116,8 +118,8 @@ def estimate(values: Sequence[float], level: float = LEVEL) -> Estimate:
     if k == 0:
         raise ArgumentError("there are no values to average")
     mean = statistics.fmean(values)
-    if k == 1:
-        return Estimate(mean, math.nan, math.nan, math.nan, 1)
+    if k == 1 or not math.isfinite(mean):  # of a training that diverged
+        return Estimate(mean, math.nan, math.nan, math.nan, k)
     deviation = statistics.stdev(values)
     half = float(t.ppf((1 + level) / 2, k - 1)) * deviation / math.sqrt(k)
     return Estimate(mean, deviation, mean - half, mean + half, k)
