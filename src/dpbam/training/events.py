@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from dpbam.privacy.plan import PrivacyPlan
 
-_FAR = 10.0  # below the best constant answer: R2 at a squared error 11 times that of the mean
+_FAR = 1e6  # below the best constant answer: R2 where errors are 1,000 deviations of the values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,7 @@ class EvaluationReport:
         """Whether the training has diverged: its numbers have no size that could be compared.
 
         The loss or the score is not finite, or a score without a lower bound, such as R2, is more
-        than 10 below that of the best constant answer.
+        than a million below that of the best constant answer.
         """
         far = any(one.constant - one.score > _FAR for one in self.compared.values())
         return far or not (math.isfinite(self.loss) and math.isfinite(self.score))
