@@ -169,7 +169,7 @@ class StepClipping:
 
     def __init__(self, clipping: Clipping, phi: float = 1.0) -> None:
         self._clipping, self._phi = clipping, float(phi)
-        # C, read once, before any unit; in double precision, whatever a clipping of one's own has:
+        # C, read once, before any unit; in double precision, whatever a user's clipping has:
         # sigma C in half precision would be less than what is charged
         self._fixed = float(clipping.sensitivity)
         self.coordinates = clipping.coordinates

@@ -69,7 +69,7 @@ class NoiseMechanism(Protocol):
     coordinates are independent. The ledger is charged at ``charged(sigma)``, so its epsilon holds;
     the plan's assumes ``charged(sigma) = sigma``.
 
-    Assumptions: for one's own mechanism nothing is checked: its author vouches.
+    Assumptions: nothing is checked of a user's own mechanism: its author vouches.
 
     Proof: docs/privacy.md, step 3, with the stated event in place of the Gaussian.
     """

@@ -161,7 +161,7 @@ class Task(nn.Module, ABC):
 
     @abstractmethod
     def row(self, prediction: NDArray[Any], thresholds: Mapping[str, float]) -> Row:
-        """Return what a user is told of one record of :meth:`predictions`."""
+        """Return what is reported of one record of :meth:`predictions`."""
 
     def numbered(self, class_names: Sequence[str]) -> NDArray[np.int64] | None:
         """Return the model's numbers of a data set's classes; None where they are the same.

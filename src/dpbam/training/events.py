@@ -172,7 +172,7 @@ class Reporter:
         """Called with a defect of the data, such as a number of copies: for the operator only."""
 
     def on_end(self, message: str) -> None:
-        """Called at the end, with a sentence that says how it ended."""
+        """Called at the end, with a sentence on how it ended."""
 
 
 class Several(Reporter):

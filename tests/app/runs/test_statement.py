@@ -52,7 +52,7 @@ def test_it_names_all_that_a_privacy_officer_has_to_know(tiny):
         "dp-accounting", "RDP", "epsilon = 0.3", "delta = 0.0001", "| Noise multiplier sigma | 4 |",
         "| Sampling rate q | 0.125174 |", "| Steps | 8 |", "flat, norm C = 1",
         "operating system's entropy", "the true epsilon is larger", "was tried 3 times",
-        "approximate DP", "central", "no evaluation chose it", "is not signed: whoever alters",
+        "approximate DP", "central", "no evaluation chose it", "is not signed: an attacker",
         "`model.safetensors`", "`non-private/`", "random, independent of the data",
     ):  # fmt: skip
         assert words in text, words

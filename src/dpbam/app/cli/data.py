@@ -1,4 +1,4 @@
-"""``dpbam data``: which data sets there are, fetching them, checking one's own."""
+"""``dpbam data``: which data sets there are, fetching them, checking your own."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def evaluated_on(config: RunConfig, unit: str, test: TestFacts, times: int) -> E
 def write_statement(folder: RunFolder, statement: Statement) -> None:
     """Write the statement for machines and for people, and the model card with it in short.
 
-    In a folder that is marked as not for release nothing may be published, whoever writes it: the
+    In a folder that is marked as not for release nothing may be published, by any command: the
     epsilon of a search's trial does not cover the choice between trials.
     """
     if (folder.path / MARK).exists():

@@ -49,8 +49,8 @@ def to_markdown(s: Statement) -> str:
         _table(_identity(s)),
         "`sha256sum model.safetensors` prints the fingerprint of the file that you have: compare. "
         "Unless `privacy-statement.sig` is next to this file and verifies with the operator's "
-        "public key, this statement is not signed: whoever alters the model could alter the "
-        "fingerprints too. A model in another format, as `dpbam export` writes it, has another "
+        "public key, this statement is not signed: an attacker who alters the model could alter "
+        "the fingerprints too. A model in another format, as `dpbam export` writes it, has another "
         "fingerprint: `exported.json` next to it lists it.",
         "## What may be published",
         _bullets(_files(s.may_be_published)),
