@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -31,6 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpbam.app.runs import RunConfig, RunResult, execute
 from dpbam.app.runs.first_release import offsets, shrunk
 from dpbam.auto import (
     AVERAGE,
@@ -92,6 +94,16 @@ def append_records(
         record = cell | compute(cell)
         with results.open("a") as file:
             file.write(json.dumps(record) + "\n")
+
+
+def train_cell(data: str, cell: Record) -> RunResult:
+    """Train on ``data`` with a cell's setting by the command's own code; keep no run folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = RunConfig(
+            data=data, epsilon=cell["epsilon"], seed=cell["seed"], eval_every=1000,
+            **cell["setting"],
+        )  # fmt: skip
+        return execute(config, Path(folder) / "run")
 
 
 def cells(folder: Path) -> Iterator[Record]:

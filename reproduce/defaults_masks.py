@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,9 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpbam.app.runs import RunConfig, execute
 from dpbam.data import DataSet, from_arrays
-from reproduce.defaults import Record, append_records
+from reproduce.defaults import Record, append_records, train_cell
 
 FOLDER = "DPBAM_DEFAULTS"  # where reproduce.defaults_data wrote its files
 N = 500
@@ -76,13 +74,8 @@ def chosen(records: list[Record]) -> Iterator[Record]:
 
 
 def trained(cell: Record) -> Record:
-    """Train one cell by the command's own code, and return its Dice in percent."""
-    with tempfile.TemporaryDirectory() as folder:
-        config = RunConfig(
-            data=f"reproduce.defaults_masks:{cell['data']}", epsilon=cell["epsilon"],
-            seed=cell["seed"], eval_every=1000, **cell["setting"],
-        )  # fmt: skip
-        result = execute(config, Path(folder) / "run")
+    """Train one cell, and return its Dice in percent."""
+    result = train_cell(f"reproduce.defaults_masks:{cell['data']}", cell)
     part = ("test", 0) if cell["data"] == "masks" else ("train", N)
     share = (_halved("emoji", *part) < 250).any(dim=1).double().mean().item()
     return {

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,9 +18,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dpbam.app.runs import RunConfig, execute
 from dpbam.data import DataSet, from_arrays
-from reproduce.defaults import Record, append_records
+from reproduce.defaults import Record, append_records, train_cell
 
 FOLDER = "DPBAM_DEFAULTS"  # where reproduce.defaults_data wrote its files
 N, TEST = 8000, 2000
@@ -56,14 +54,9 @@ def cells() -> Iterator[Record]:
 
 
 def trained(cell: Record) -> Record:
-    """Train one cell by the command's own code; seconds are of processor time."""
+    """Train one cell, and return its accuracy in percent; seconds are of processor time."""
     began = time.process_time()
-    with tempfile.TemporaryDirectory() as folder:
-        config = RunConfig(
-            data=f"reproduce.defaults_nets:{cell['source']}", epsilon=cell["epsilon"],
-            seed=cell["seed"], eval_every=1000, **cell["setting"],
-        )  # fmt: skip
-        result = execute(config, Path(folder) / "run")
+    result = train_cell(f"reproduce.defaults_nets:{cell['source']}", cell)
     return {
         "accuracy": round(100 * float(result.score), 2), "spent": result.epsilon,
         "seconds": round(time.process_time() - began),

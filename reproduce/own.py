@@ -1,4 +1,4 @@
-"""A recipe of one's own: every arm against the first, at each place of the grid."""
+"""A recipe of the user's own: every arm against the first, at each place of the grid."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from dpbam.auto import (
 from dpbam.features import standardise_rows
 from dpbam.heads import Descent, fit_by_descent
 from dpbam.privacy.plan import PrivacyPlan
-from reproduce.defaults import FITTED, descend, rule_of
+from reproduce.defaults import FITTED, descend, rule_of, train_cell
 from reproduce.defaults_fit import UNIT, table
 from reproduce.defaults_lora import make_model
 from reproduce.defaults_page import LEVELS, _read, cells, levels, page, picture
@@ -55,6 +55,15 @@ def test_the_records_are_of_the_rule_that_the_library_has(record: dict[str, Any]
     n, classes = record["trained_on"], record["classes"]
     facts = Facts(n=n, epsilon=record["epsilon"], image_shape=(1, 1, 1), classes=classes)
     assert record["rule"] == rule_of(choose(facts))
+
+
+def test_a_cell_is_trained_by_the_command_with_its_setting() -> None:
+    setting = {"model": "mlp", "model_options": {"hidden": [8]}, "batch_size": 400, "epochs": 0.5}
+    result = train_cell("digits", {"epsilon": 8.0, "seed": 3, "setting": setting})
+    config = result.spec.config
+    assert (config.model, config.seed, config.epsilon, config.batch_size) == ("mlp", 3, 8.0, 400)
+    assert len(result.evaluations) == 1
+    assert not result.out.exists()
 
 
 def test_the_sources_that_judge_the_rule_chose_nothing_of_it() -> None:

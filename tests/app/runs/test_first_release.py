@@ -19,7 +19,7 @@ from dpbam.app.runs import (
     execute,
     load_run_model,
     prepare,
-)
+)  # fmt: skip
 from dpbam.app.runs.bias import measure
 from dpbam.app.runs.documents import FeatureCentre
 from dpbam.app.runs.files import disk_error, read_json, read_json_lines
