@@ -21,18 +21,16 @@ FORMATS = (".svg", ".png")
 
 _TITLE = "# What BAM is worth: the paper's claims, measured"
 _CLAIMS = """\
-A claim is *reproduced* if the 95% interval of the paired difference supports it, *not reproduced*
-if it contradicts it, and *inconclusive* otherwise ([more](#how-a-verdict-is-read)). Accuracies are
-in points. Figures 4 to 6 are of an MLP, Appendix C of a test of the machinery; the rest of
-ResNet-9 at a quarter of its width."""
+[How a verdict is read](#how-a-verdict-is-read) is below. Accuracies are in points. Figures 4 to 6
+are of an MLP, Appendix C of a test of the machinery; the rest of ResNet-9 at a quarter of its
+width."""
 _QUESTIONS = """\
 Differences in accuracy, in points. All but the first row were planned before their runs: the plans
-stand in the recipes. *Not shown* means that the interval contains 0. Each entry is judged by
-itself: of twenty, one may be wrong by chance."""
+stand in the recipes. *Not shown* means that the interval contains 0."""
 _READING = """\
 ## How a verdict is read
 Runs of one seed share training data, initial weights and batches, which is checked, but not noise.
-A verdict is read from the 95% t interval of the paired difference over the seeds:
+A verdict is read from the 95% t interval of the paired difference:
 
 | claim | reproduced | not reproduced | inconclusive |
 |---|---|---|---|
@@ -54,11 +52,9 @@ _DETAILS = """\
 | [methods compared](../reproduce/pages/bias-methods.md) | other methods against clipping bias |
 | [reproducing](reproduce.md) | the commands, and recipes of your own |
 
-`python -m reproduce all --only-report --docs docs` writes this page and its details from the
-records in `reproduce/results`, one line per finished run. Nothing is edited by hand: a test
-generates them again and compares. CIFAR-100 and ImageNet32 were not trained. The recipes for the
-paper's own size are in `reproduce/recipes/full`, and `python -m reproduce table1 --scale full
---dry-run` prints what they take.
+This page and its details are generated from the records in `reproduce/results`; nothing is edited
+by hand. CIFAR-100, ImageNet32 and the recipes for the paper's own size (`reproduce/recipes/full`)
+were not trained.
 """
 _SCALES = {
     "full": """\
