@@ -10,19 +10,12 @@ import pytest
 import torch
 
 from dpbam.app.audit.check import check_run, passed
-from dpbam.app.runs import (
-    ConfigError,
-    RunConfig,
-    RunError,
-    checkpoint,
-    execute,
-    load_run_model,
-    prepare,
-)  # fmt: skip
+from dpbam.app.runs import ConfigError, RunConfig, RunError, checkpoint, execute, load_run_model
 from dpbam.app.runs.bias import measure
 from dpbam.app.runs.export import export
 from dpbam.app.runs.files import disk_error, read_json, read_json_lines
 from dpbam.app.runs.predict import evaluate_dataset
+from dpbam.app.runs.preparation import prepare
 from dpbam.data import load
 from dpbam.errors import DPBAMError
 from dpbam.heads import class_targets, release_moments

@@ -11,16 +11,9 @@ import pytest
 import torch
 
 from dpbam.app.audit.check import check_run, passed
-from dpbam.app.runs import (
-    Budget,
-    ConfigError,
-    RunConfig,
-    RunError,
-    execute,
-    load_run_model,
-    prepare,
-)  # fmt: skip
+from dpbam.app.runs import ConfigError, RunConfig, RunError, execute, load_run_model
 from dpbam.app.runs.bias import measure
+from dpbam.app.runs.budget import Budget
 from dpbam.app.runs.documents import FeatureCentre
 from dpbam.app.runs.files import disk_error, read_json, read_json_lines
 from dpbam.app.runs.first_release import (
@@ -34,6 +27,7 @@ from dpbam.app.runs.first_release import (
 )
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.predict import evaluate_dataset
+from dpbam.app.runs.preparation import prepare
 from dpbam.data import from_arrays, load
 from dpbam.features import recentre_rows
 from dpbam.privacy.accounting import Charge
