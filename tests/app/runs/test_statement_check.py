@@ -94,6 +94,15 @@ def test_what_was_published_is_compared_with_its_own_texts(run: Path, tmp_path: 
         write_report([run], tmp_path / "page.html", publishable=True)
 
 
+def test_a_ledger_with_endless_kinds_of_steps_is_refused_at_once(run: Path, tmp_path: Path) -> None:
+    path = run / "ledger.jsonl"
+    entry = json.loads(path.read_text().splitlines()[0])
+    many = [{**entry, "step": k, "noise_multiplier": 1.0 + k} for k in range(21)]
+    path.write_text("".join(json.dumps(one) + "\n" for one in many))
+    with pytest.raises(RunError, match="21 kinds of steps"):
+        write_report([run], tmp_path / "page.html")
+
+
 def test_words_of_another_version_are_not_compared(run: Path, tmp_path: Path) -> None:
     edit(run, dpbam="0.0.1", noise_mode="in other words")
     write_report([run], tmp_path / "page.html", publishable=True)

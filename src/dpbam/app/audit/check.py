@@ -50,6 +50,7 @@ from dpbam.app.runs.identity import (
 )
 from dpbam.app.runs.run import RunError
 from dpbam.app.runs.statement import RATES, attacks, released_files
+from dpbam.app.runs.statement_check import MOST_KINDS
 from dpbam.privacy.accounting import total_epsilon
 from dpbam.privacy.rounding import down, up
 from dpbam.privacy.tradeoff import TradeOff
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
     from dpbam.training.trainer import TrainerState
 
 _MOST_LEDGER = 2**30  # bytes
-_MOST_KINDS = 20  # of steps: a run has one, and a few more if its settings were changed
 MEANS = (
     "the files of the run agree with one another: the model is the one that the statement names; "
     "every step that reached it is on the ledger; a second accountant, written apart, finds the "
@@ -152,7 +152,7 @@ def check_run(run: str | Path, operator: Path | None = None) -> list[Finding]:
         folder, facts, config, releases, torn, statement,
         None if operator is None else public_key(operator),
     )  # fmt: skip
-    if len(evidence.charges) > _MOST_KINDS:  # each takes an accountant seconds
+    if len(evidence.charges) > MOST_KINDS:  # each takes an accountant seconds
         seen = f"{len(evidence.charges)} on the ledger"
         return [Finding("a run has few kinds of steps (sigma, q)", False, seen)]
     return [finding for check in _CHECKS for finding in _checked(check, evidence)]

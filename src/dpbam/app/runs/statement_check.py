@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from dpbam.app.runs.documents import RunFacts, Statement
     from dpbam.app.runs.folder import RunFolder
 
+#: Of steps on a ledger: a run has one, and a few more if its settings were changed. Each kind takes
+#: an accountant seconds, which a folder from elsewhere may not ask for without end.
+MOST_KINDS = 20
 _OF_A_SEARCH = {"tuned_on", "may_be_published", "must_not_be_published"}  # in a trial's statement
 _PRIVACY = "\n## Privacy\n"  # the card's last part; before it an operator may add figures
 # a promise with a figure in one line or near by in the next ones, or the beginning of a comment,
@@ -77,6 +80,11 @@ def _fields_unlike_the_run(folder: RunFolder, statement: Statement) -> list[str]
     config = RunConfig.from_mapping(read_file(folder.config))
     ledger = Ledger(facts.delta, config.accountant, folder.ledger)
     charges = ledger.charges()
+    if len(charges) > MOST_KINDS:
+        raise RunError(
+            f"{folder.ledger} has {len(charges)} kinds of steps (sigma, q), which no run has: "
+            "restore it from a backup"
+        )
     odd = fields_unlike_the_settings(folder, statement, config, facts)
     if statement.dpbam == __version__:
         times = folder.count_evaluations(seeded=config.seed is not None)
