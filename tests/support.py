@@ -143,9 +143,13 @@ def noticed_sums() -> Iterator[list[Tensor]]:
         yield sums
 
 
-def released_before(model: nn.Module, gradient: Any = None, ahead: float = 0.0) -> dict[str, Any]:
+def released_before(
+    oracle: PrivateGradientOracle, gradient: Any = None, ahead: float = 0.0
+) -> dict[str, Any]:
     """The ``parts`` of an oracle's state after a step: its gradient, and theta + ahead there."""
-    theta = dict(model.named_parameters())
+    if not oracle.method.remembers:
+        return {}
+    theta = dict(oracle.model.named_parameters())
     gradient = theta if gradient is None else gradient
     parts = {f"history/0/gradient/{n}": g.detach() for n, g in gradient.items()}
     return parts | {f"history/0/theta/{n}": p.detach() + ahead for n, p in theta.items()}

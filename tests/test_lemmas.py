@@ -130,7 +130,7 @@ def test_lemma_2_bias_is_at_most_the_mean_excess(
     ]
     released = []
     for oracle in oracles:
-        oracle.load_state_dict({"step": 1, "parts": released_before(model)})
+        oracle.load_state_dict({"step": 1, "parts": released_before(oracle)})
         oracle.backward(x, y)
         released.append(flat({n: p.grad for n, p in model.named_parameters()}))
     bias = float((released[0] - released[1]).norm())

@@ -176,7 +176,7 @@ def test_the_result_does_not_depend_on_the_physical_batch(
             model, cross_entropy, plan, METHODS[method](0.2), engine=engine, seed=3,
             physical_batch_size=size, augment=jitter, multiplicity=3,
         )  # fmt: skip
-        oracle.load_state_dict({"step": 4, "parts": released_before(model)})
+        oracle.load_state_dict({"step": 4, "parts": released_before(oracle)})
         oracle.backward(x, y, units)
         found.append(flat(gradients(model)))
     assert float((found[1] - found[0]).abs().max()) < 1e-12

@@ -12,6 +12,7 @@ from torch import nn
 from dpbam import (
     BAM,
     DPSAT,
+    Compute,
     FlatClipping,
     Ledger,
     Method,
@@ -403,3 +404,62 @@ def test_a_float16_norm_that_would_underflow_is_clipped() -> None:
         )
         assert float(flat(found).norm()) == pytest.approx(1e-3, rel=0.01)
     assert float(flat(each_gradient(model, x, y, lambda out, y: out[:, 0])[0]).norm()) > 6e-3
+
+
+# --- states, observers, and batches that are not drawn
+
+
+def test_a_state_without_a_step_or_with_parts_of_another_run_is_refused() -> None:
+    oracle = sized_oracle(smooth_net(), cross_entropy, private_plan())
+    with pytest.raises(ValueError, match=r"the state has no step, but model: pass what state_dict"):
+        oracle.load_state_dict({"model": {}})
+    others = ("method/length", "filter/average", "clipping/norm", "history/0/gradient/weight", "x")
+    for part in others:
+        state = {"step": 0, "parts": {part: torch.zeros(1)}}
+        with pytest.raises(ValueError, match=f"the state has {part}, for which this oracle has no"):
+            oracle.load_state_dict(state)
+
+
+def test_what_cannot_observe_is_refused_before_a_step() -> None:
+    class Half:
+        wants_plain = False
+
+        def begin(self, facts: object) -> bool:
+            return True
+
+    for observer, words in ((Half(), r"Half is no Observer: it has no observe\(batch\)"),
+                            ("x", r"str is no Observer: it has no begin\(facts\)")):  # fmt: skip
+        with pytest.raises(TypeError, match=words):
+            sized_oracle(smooth_net(), cross_entropy, private_plan(), observers=[observer])
+
+
+def test_an_empty_batch_has_no_directions() -> None:
+    model, (x, y) = smooth_net(), samples(3)
+    directions = sized_oracle(model, cross_entropy, private_plan()).per_sample(x[:0], y[:0])
+    assert directions.non_private_norms.shape == (0,)
+    assert directions.non_private_gradients["0.weight"].shape == (0, 6, 4)
+
+
+def test_to_ask_how_many_batches_are_left_draws_none() -> None:
+    """A schedule of the learning rate asks; a shuffled loader is refused all the same."""
+    oracle = PrivateGradientOracle(smooth_net(), cross_entropy, private_plan())
+    data = samples(100)
+    assert len(oracle.batches(data)) == private_plan().steps
+    oracle.sampler()
+    with pytest.raises(PlanViolationError, match="this oracle has drawn no batch"):
+        oracle.backward(*samples(L))
+    oracle.backward(*next(iter(oracle.batches(data))))
+
+
+def test_an_iterator_is_no_data_set() -> None:
+    oracle = PrivateGradientOracle(smooth_net(), cross_entropy, private_plan())
+    with pytest.raises(TypeError, match="list_iterator has no length"):
+        oracle.batches(iter([1, 2]))
+
+
+def test_a_row_beyond_the_memory_limit_is_warned_of() -> None:
+    oracle = PrivateGradientOracle(
+        smooth_net(), cross_entropy, private_plan(), compute=Compute(memory_limit=10)
+    )
+    with pytest.warns(UserWarning, match=r"one row takes [\d,]+ bytes, more than memory_limit=10"):
+        oracle.fit(*samples(2))

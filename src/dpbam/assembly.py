@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from dpbam.errors import ArgumentError, ArgumentTypeError
 from dpbam.filters import Filter
+from dpbam.joint_release import JointRelease
 from dpbam.methods import Method, check_declared
 from dpbam.nn import check_model, check_trainable
+from dpbam.observers import Observer
 from dpbam.params import digest, trainable
 from dpbam.privacy.clipping import Clipping, check_coordinates, check_groups
 from dpbam.privacy.plan import PrivacyPlan
@@ -29,9 +31,12 @@ def check_oracle(oracle: PrivateGradientOracle, loss: Loss, *, filtered: bool) -
     check_model(oracle.model)
     check_trainable(oracle.model)
     check_interceptable(oracle.model, loss)
-    for component, base in ((method, Method), (clipping, Clipping), (oracle.filter, Filter)):
+    for component, base in ((method, Method), (clipping, Clipping), (oracle.filter, Filter),
+                            (oracle.statistics, JointRelease)):  # fmt: skip
         if component is not None:
             _check_signatures(component, base)
+    for observer in oracle.observers:
+        _check_signatures(observer, Observer)
     check_declared(method)
     check_coordinates(clipping)
     check_groups(clipping.groups(list(trainable(oracle.model))), list(trainable(oracle.model)))
@@ -59,6 +64,35 @@ def check_oracle(oracle: PrivateGradientOracle, loss: Loss, *, filtered: bool) -
                           filter=oracle.filter)  # fmt: skip
 
 
+def check_parts(oracle: PrivateGradientOracle, parts: Mapping[str, Tensor]) -> None:
+    """Refuse parts of a state for which the oracle has no component: they would be lost.
+
+    Guarantee: a resumed run has all that the state has.
+
+    Assumptions: a component reads what is its own in the state.
+
+    Proof: every name begins with that of a component that reads a state, or of the history.
+    """
+    reads = {
+        "clipping": (oracle.clipping, Clipping),
+        "filter": (oracle.filter, Filter),
+        "method": (oracle.method, Method),
+    }
+    for name in parts:
+        kind = name.partition("/")[0]
+        component, base = reads.get(kind, (None, None))
+        if kind == "history":
+            fits = oracle.method.remembers > 0
+        else:
+            reader = getattr(type(component), "load_state_dict", None)
+            fits = reader is not None and reader is not getattr(base, "load_state_dict", None)
+        if not fits:
+            raise ArgumentError(
+                f"the state has {name}, for which this oracle has no use: make it with the method, "
+                "clipping and filter of the run that the state is of"
+            )
+
+
 def check_apart(observers: Sequence[object], statistics: object) -> None:
     """Refuse an object that observes and releases: it could release what it has observed.
 
@@ -80,14 +114,18 @@ def _check_signatures(component: object, base: type) -> None:
 
     Otherwise the first step would end in a TypeError from inside the library.
     """
+    name = type(component).__name__
     for hook, function in vars(base).items():
         if hook.startswith("_") or not inspect.isfunction(function):
             continue
         _, *arguments = inspect.signature(function).parameters  # without self
+        if not callable(getattr(component, hook, None)):
+            raise ArgumentTypeError(
+                f"a {name} is no {base.__name__}: it has no {hook}({', '.join(arguments)})"
+            )
         try:
             inspect.signature(getattr(component, hook)).bind(*arguments)
         except TypeError:
-            name = type(component).__name__
             raise ArgumentTypeError(
                 f"{name}.{hook} cannot be called with ({', '.join(arguments)}), as a step does: "
                 f"define {hook}({', '.join(['self', *arguments])})"

@@ -195,6 +195,14 @@ class Runner:
         a record (:mod:`dpbam.engines.synthetic`).
         """
         fit = self._measure(self._samples(inputs, targets), method, lam)
+        limit = self._compute.memory_limit
+        if self.rows is None and fit.rows == 1 and fit.bytes > limit:
+            warnings.warn(
+                f"one row takes {fit.bytes:,} bytes, more than memory_limit={limit:,}: rows are "
+                "computed one at a time; raise Compute(memory_limit=...), or make the model or its "
+                "inputs smaller",
+                stacklevel=2,
+            )
         self.rows, self._tried_on = fit.rows, fit.engine
         return fit
 

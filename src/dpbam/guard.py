@@ -249,10 +249,10 @@ def check_source(oracle: PrivateGradientOracle) -> None:
     Guarantee: at the first step, no batch is charged as a Poisson sample of an oracle that has not
     drawn any.
 
-    Assumptions: an oracle whose sampler was asked for is given what was drawn with it; sizes are
-    checked besides.
+    Assumptions: an oracle that has drawn a batch is given what was drawn; sizes are checked
+    besides.
 
-    Proof: it is called before the first charge, and ``sampler`` records that it was called.
+    Proof: it is called before the first charge, and the oracle's samplers record that they drew.
     """
     if oracle.sampling == "poisson" and oracle.plan.sampling_rate < 1 and not oracle.draws:
         raise PlanViolationError(

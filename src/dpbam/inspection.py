@@ -42,6 +42,12 @@ class PerSample:
             {name: torch.cat([g[name] for g in gradients])[place] for name in gradients[0]},
         )
 
+    @classmethod
+    def of_no_units(cls, theta: Mapping[str, Tensor]) -> PerSample:
+        """Return what a batch without units has: norms of shape [0]."""
+        gradients = {name: t.detach().new_zeros(0, *t.shape) for name, t in theta.items()}
+        return cls(next(iter(gradients.values())).new_zeros(0), gradients)
+
 
 def _materialise(directions: PerSampleDirections) -> PerSample:
     """Materialise the directions of one physical batch: one weighted sum per unit."""

@@ -179,6 +179,11 @@ def _records_of(dataset: Any) -> Any:
             "cannot give: pass the data set itself, one that answers dataset[i] and len(dataset)"
         )
     parts = dataset.tensors if isinstance(dataset, TensorDataset) else dataset
+    if not isinstance(parts, tuple | list) and not hasattr(parts, "__len__"):
+        raise ArgumentTypeError(
+            f"a {type(dataset).__name__} has no length, and the plan accounts for samples of the "
+            "whole data set: pass one that answers dataset[i] and len(dataset)"
+        )
     return _Tensors(parts) if isinstance(parts, tuple | list) else dataset
 
 

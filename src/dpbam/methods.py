@@ -473,22 +473,14 @@ def _declares_next_to(method: Method, hook: str, name: str) -> bool:
     return first[name] <= first[hook]
 
 
-def present(method: Method, history: History) -> Method:
-    """Return ``method.at(history)``, and refuse one that has other needs than ``method``.
+def check_needs(method: Method, now: Method) -> None:
+    """Refuse the method of a step that has other needs than the one the oracle was made with.
 
-    The filter, the previous gradient and the history of a training are those of the method that
-    the oracle was made with; a method that asks for others would not get them.
+    The filter, the previous gradient and the history of a training are those of ``method``; one
+    that asks for others would not get them.
     """
-    before = _shallow_state(method)
-    now = method.at(history)
-    changed = [name for name, value in _shallow_state(method).items() if before.get(name) != value]
-    if changed:
-        raise ArgumentError(
-            f"{method.name}.at has changed the method's {changed[0]}, and it runs in per_sample "
-            "and for lam() too: return a copy.copy(self) with the change, or adapt in update"
-        )
     if now is method:
-        return now
+        return
     check_declared(now)
     needs = {
         "remembers": now.remembers > method.remembers,
@@ -500,16 +492,3 @@ def present(method: Method, history: History) -> Method:
             f"{method.name}.at returned {now.name}, whose {' and '.join(wanting)} the oracle was "
             f"not made with: give {method.name} the same"
         )
-    return now
-
-
-def _shallow_state(method: Method) -> dict[str, tuple[object, ...]]:
-    """Identify the method's attributes without reading them: object, size, in-place changes."""
-    return {
-        name: (
-            id(value),
-            len(value) if isinstance(value, list | dict | set) else 0,
-            getattr(value, "_version", 0),
-        )
-        for name, value in vars(method).items()
-    }

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dpbam import _validate
-from dpbam.assembly import check_oracle
+from dpbam.assembly import check_oracle, check_parts
 from dpbam.batches import LogicalBatch, Views
 from dpbam.compute import Compute, Runner
 from dpbam.distributed import Ranks
@@ -29,9 +29,9 @@ from dpbam.inspection import Movement, PerSample
 from dpbam.joint_release import JointRelease, StepStatistics
 from dpbam.loading import PoissonBatches
 from dpbam.mechanism import Attempt, Released, Step, Terms, private_step, release
-from dpbam.methods import DPSGD, History, Method, overrides, present
+from dpbam.methods import DPSGD, History, Method, check_needs, overrides
 from dpbam.observers import Observer, StepFacts, Watch
-from dpbam.own_code import MethodState
+from dpbam.own_code import MethodState, call_hook, has_own_code
 from dpbam.params import Params, cast, copied, shifted, trainable, zeros
 from dpbam.privacy.clipping import Clipping
 from dpbam.privacy.ledger import BEFORE, Ledger
@@ -168,7 +168,8 @@ class PrivateGradientOracle:
         self.statistics, self.ranks = statistics, ranks or Ranks()
         check_oracle(self, loss, filtered=filter is not None)
         self.step = 0
-        self.draws = False  # whether a sampler of this oracle was asked for
+        self._samplers: list[PoissonSampler] = []  # of which batches may be drawn
+        self._own_method = has_own_code(self.method)
         self.stream = self._new_stream()
         self.before = f"{self.stream}{BEFORE}"  # of the release that the plan has before step 0
         names = list(trainable(model))
@@ -207,6 +208,11 @@ class PrivateGradientOracle:
         """Whether the noise is secure; then the Poisson draws should be, too."""
         return isinstance(self.noise.randomness, SecureRandomness)
 
+    @property
+    def draws(self) -> bool:
+        """Whether a batch was drawn by a sampler of this oracle."""
+        return any(sampler.has_drawn for sampler in self._samplers)
+
     def batches(self, dataset: Any, *, units: Any = None, num_workers: int = 0) -> PoissonBatches:
         """Draw the Poisson batches of the steps that are left, as (inputs, targets, units).
 
@@ -228,8 +234,10 @@ class PrivateGradientOracle:
     def sampler(self) -> PoissonSampler:
         """Return a DataLoader's ``batch_sampler`` that draws as :meth:`batches`, for all ranks."""
         self._settle()
-        self.draws = True
-        return self.plan.sampler(seed=self.randomness.seed, start=self.step, secure=self.secure)
+        seed = self.randomness.seed
+        sampler = self.plan.sampler(seed=seed, start=self.step, secure=self.secure)
+        self._samplers.append(sampler)
+        return sampler
 
     def backward(self, inputs: Any, targets: Any, units: Tensor | None = None) -> None:
         """Write the private gradient of one logical batch into ``.grad``. One step of the plan.
@@ -287,7 +295,7 @@ class PrivateGradientOracle:
             with self._memory.fixed(theta, admitted.constants) as changed:
                 self._computation.fit_or_fall_back(inputs, targets, method, lam)
                 check_unwritten(bool(changed()))
-        shift = method.ascent(lam, history.previous, lambda: self._gradient_for_ascent(batch))
+        shift = self._ascent(history, method, lam, batch)
         watching: list[Observer] = []
         statistics, ids = None, batch.ids[:0]
         if self.observers or self.statistics is not None:
@@ -484,12 +492,31 @@ class PrivateGradientOracle:
     ) -> tuple[History, Method, float]:
         """Return what was released, the method of the next step, and its lambda."""
         theta = _detached(trainable(self.model) if parameters is None else parameters)
-        gradients = tuple(gradient for gradient, _ in self._releases)
-        history = History(gradients, tuple(there for _, there in self._releases), theta)
-        method = present(self.method, history)
-        lam = method.lam_at(self.step, history.theta)  # a schedule, or a method of the user's own
+        releases = self._releases
+        if self._own_method:  # what it writes to must be neither theta nor what was released
+            theta, releases = copied(theta), [(copied(g), copied(t)) for g, t in releases]
+        history = History(tuple(g for g, _ in releases), tuple(t for _, t in releases), theta)
+        method = self._call_method(self.method, "at", history)
+        check_needs(self.method, method)
+        # a schedule, or a method of the user's own
+        lam = self._call_method(method, "lam_at", self.step, history.theta)
         name = f"lam of {method.name} at step {self.step}"
         return history, method, _validate.non_negative(name, lam)
+
+    def _ascent(
+        self, history: History, method: Method, lam: float, batch: LogicalBatch
+    ) -> Params | None:
+        """Return the shift of theta for the whole logical batch, or None."""
+        shift: Params | None = self._call_method(
+            method, "ascent", lam, history.previous, lambda: self._gradient_for_ascent(batch)
+        )
+        return shift
+
+    def _call_method(self, method: Method, hook: str, *arguments: Any) -> Any:
+        """Call a hook that must not change the method; of dpbam's own none does."""
+        if self._own_method:
+            return call_hook(method, hook, *arguments)
+        return getattr(method, hook)(*arguments)
 
     def per_sample(self, inputs: Any, targets: Any, units: Tensor | None = None) -> PerSample:
         """Return each unit's direction and its norm as tensors: **not to be shared**.
@@ -503,10 +530,12 @@ class PrivateGradientOracle:
             units: likewise.
         """
         batch = LogicalBatch.of(inputs, targets, units, self.plan.max_records)
+        if not len(batch.ids):  # a Poisson sample may be empty
+            return PerSample.of_no_units(trainable(self.model))
         history, method, lam = self._present()
         if not self._computation.tried:
             self._computation.fit_or_fall_back(inputs, targets, method, lam)
-        shift = method.ascent(lam, history.previous, lambda: self._gradient_for_ascent(batch))
+        shift = self._ascent(history, method, lam, batch)
         with shifted(trainable(self.model), shift):
             keyed = batch.keyed(self.randomness, self.step)
             return PerSample.of(self._computation, keyed, method, lam)
@@ -567,11 +596,17 @@ class PrivateGradientOracle:
         The ledger must have the steps of the state already: it was read from its file, or the
         entries of a checkpoint were merged into it.
         """
+        if "step" not in state:
+            raise ArgumentError(
+                f"the state has no step, but {', '.join(map(str, state)) or 'nothing'}: pass what "
+                "state_dict() of an oracle has returned"
+            )
         step = _validate.count("the state's step", state["step"], least=0)
+        parts = state.get("parts", {})
+        check_parts(self, parts)
         self._guard.resume(self, step)
         self.step, self._attempt = step, None
         self._movement.forget()
-        parts = state.get("parts", {})
         if clipping := _below(parts, "clipping/"):
             self.clipping.load_state_dict(clipping)
         if self.filter is not None:

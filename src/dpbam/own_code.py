@@ -26,6 +26,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -145,6 +146,41 @@ class MethodState:
                 "torch.tensor(0.5)"
             )
         return digest(state) if state else ""
+
+
+def has_own_code(component: object) -> bool:
+    """Whether code of the user's is in a component: its class, a function or part that it holds.
+
+    Example:
+        >>> from dpbam.methods import BAM
+        >>> has_own_code(BAM(0.1)), has_own_code(torch.nn.ReLU())
+        (False, True)
+    """
+    if not is_built_in(type(component)):
+        return True
+    parts = [v for v in getattr(component, "__dict__", {}).values() if hasattr(v, "__dict__")]
+    functions = [v for v in parts if isinstance(v, FunctionType)]
+    others = [v for v in parts if callable(v) or is_built_in(type(v))]
+    return not all(map(is_built_in, functions)) or any(
+        has_own_code(v) for v in others if not isinstance(v, FunctionType)
+    )
+
+
+def call_hook(component: Any, hook: str, *arguments: Any) -> Any:
+    """Return ``component.hook(...)``; refuse a component that it changes.
+
+    For what runs whenever the present method is asked for, in ``per_sample`` and for ``lam()`` too.
+    """
+    before = {name: attributes_of(value, 1) for name, value in vars(component).items()}
+    result = getattr(component, hook)(*arguments)
+    for name, value in vars(component).items():
+        if name not in before or attributes_of(value, 1) != before[name]:
+            raise ArgumentError(
+                f"{component.name}.{hook} has changed the method's {name}, and it runs in "
+                "per_sample and for lam() too: adapt in update, or let at return a copy.copy(self) "
+                "with the change"
+            )
+    return result
 
 
 def refuse(component: object) -> None:

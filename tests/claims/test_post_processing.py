@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from dpbam import mechanism
 from dpbam.catalogue import FILTERS
 from dpbam.contenders.disk import DiSK, KalmanStep
 from dpbam.filters import Filter
-from dpbam.methods import DPSGD
+from dpbam.methods import DPSGD, History, Method
 from dpbam.oracle import PrivateGradientOracle
 from dpbam.training.adam_bc import AdamBC
 from planting import Mistake, catches
@@ -178,19 +179,66 @@ def test_a_state_that_would_be_lost_is_refused(hook: str, lacking: str) -> None:
         sized_oracle(smooth_net(), cross_entropy, private_plan(), cls())
 
 
-def test_at_must_not_change_the_method() -> None:
-    class Counting(DPSGD):
-        remembers = 0
-        steps = 0
+def hooked(hook: str, action: Any) -> Method:
+    """A method with ``action(method, *arguments)`` at the beginning of a hook."""
 
-        def at(self, history):
-            self.steps += 1
-            return self
+    class Hooked(DPSGD):
+        name = "hooked"
+        remembers = 1
 
-    oracle = sized_oracle(smooth_net(), cross_entropy, private_plan(), Counting())
-    with pytest.raises(ValueError, match=r"Counting\.at has changed the method's steps"):
-        oracle.backward(*samples(9))
-    assert not len(oracle.ledger)
+        def __init__(self) -> None:
+            super().__init__()
+            self.steps = {"taken": [0]}
+
+    def run(self, *arguments):
+        action(self, *arguments)
+        return getattr(DPSGD, hook)(self, *arguments)
+
+    setattr(Hooked, hook, run)
+    return Hooked()
+
+
+HOOKS = ["at", "lam_at", "ascent"]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_must_not_change_the_method(hook: str) -> None:
+    """They run in ``per_sample`` too, which would otherwise take a part of a step."""
+
+    def count(method, *arguments):
+        method.steps["taken"][0] += 1
+
+    for name in ("backward", "per_sample"):
+        oracle = sized_oracle(smooth_net(), cross_entropy, private_plan(), hooked(hook, count))
+        with pytest.raises(ValueError, match=rf"hooked\.{hook} has changed the method's steps"):
+            getattr(oracle, name)(*samples(9))
+        assert not len(oracle.ledger)
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_what_a_hook_writes_to_is_neither_theta_nor_what_was_released(hook: str) -> None:
+    def overwrite(method, *arguments):
+        for given in arguments:
+            trees = [given]
+            if isinstance(given, History):
+                trees = [given.theta, *given.gradients, *given.parameters]
+            for tree in trees:
+                for tensor in tree.values() if isinstance(tree, dict) else ():
+                    tensor.zero_()
+
+    runs = []
+    for method in (hooked(hook, overwrite), hooked(hook, lambda *arguments: None)):
+        oracle = sized_oracle(smooth_net(), cross_entropy, private_plan(), method, seed=1)
+        for seed in range(2):
+            oracle.backward(*samples(9, seed=seed))
+            oracle.per_sample(*samples(3))
+            oracle.lam()
+        state = oracle.state_dict()["parts"]
+        runs.append(
+            [*oracle.model.parameters(), *gradients(oracle.model).values(), *state.values()]
+        )
+    for written, ordinary in zip(*runs, strict=True):
+        assert torch.equal(written, ordinary)
 
 
 def without_noise(original):

@@ -75,7 +75,7 @@ class Neighbours:
         """l times the gradient at step 1: the clipped sum, DP-SAT's ascent included."""
         x = torch.tensor(rows, dtype=torch.float64).reshape(-1, 3)
         ones = {n: torch.ones_like(p) for n, p in self.model.named_parameters()}
-        parts = released_before(self.model, ones, ahead=0.1)
+        parts = released_before(self.oracle, ones, ahead=0.1)
         self.oracle.load_state_dict({"step": 1, "parts": parts})
         self.oracle.backward(x, torch.arange(len(x)) % 2, torch.tensor(units, dtype=torch.long))
         return torch.cat([flat(gradients(self.model)), *self.extra[-1:]]) * L

@@ -97,9 +97,11 @@ class PoissonSampler:
         self.steps = _validate.count("steps", steps, least=0)
         self.start = _validate.count("start", start, least=0)
         self.randomness = randomness or Randomness()
+        self.has_drawn = False
 
     def indices(self, step: int) -> Indices:
         """Return the units of one step, ascending: {i : u_i < q}, u_i uniform in [0, 1)."""
+        self.has_drawn = True
         uniform = self.randomness.uniform("sampling", step, self.n)
         return np.flatnonzero(uniform < self.sampling_rate)
 
