@@ -463,3 +463,26 @@ def test_a_row_beyond_the_memory_limit_is_warned_of() -> None:
     )
     with pytest.warns(UserWarning, match=r"one row takes [\d,]+ bytes, more than memory_limit=10"):
         oracle.fit(*samples(2))
+
+
+class Cholesky(nn.Module):
+    """Fails on rows without a record, and on a record that is not positive definite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.linalg.cholesky(x).flatten(1))
+
+
+def test_a_record_on_which_all_engines_fail_gives_none_of_them_up() -> None:
+    oracle = sized_oracle(Cholesky(), cross_entropy, private_plan())
+    y, good = torch.zeros(3, dtype=torch.long), torch.eye(2).repeat(3, 1, 1)
+    bad = good.clone()
+    bad[1] = -torch.eye(2)
+    with pytest.raises(RuntimeError):
+        oracle.backward(bad, y)
+    for _ in range(2):
+        oracle.backward(good.clone(), y)
+    assert (oracle.engine.name, len(oracle.ledger)) == ("fused", 2)

@@ -82,6 +82,41 @@ def test_frozen_complex_parameters_are_constants() -> None:
     assert set(one_step(Mixed(), private_plan(), x.float(), y)) == {"scale"}
 
 
+CONSTANTS = {
+    "complex of 16 bytes": torch.randn(4, 3, dtype=torch.complex128),
+    "conjugated": torch.randn(4, 3, dtype=torch.complex64).conj(),
+    "large and conjugated": torch.randn(200, 100, dtype=torch.complex128).conj(),
+    "negated": torch.randn(4, 3, dtype=torch.complex64).conj().imag,
+    "sparse": torch.eye(3).to_sparse(),
+}
+
+
+@pytest.mark.parametrize("parameter", [False, True], ids=["buffer", "parameter"])
+@pytest.mark.parametrize("kind", CONSTANTS)
+def test_constants_of_any_kind_are_constants(kind: str, parameter: bool) -> None:
+    """A pass that writes to a dense one is refused."""
+
+    class Model(nn.Sequential):
+        writes = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.writes:
+                self.constant.data.mul_(2)
+            return super().forward(x)
+
+    (x, y), model = samples(5), Model(nn.Linear(4, 3).double())
+    constant = CONSTANTS[kind].clone()
+    if parameter:
+        model.constant = nn.Parameter(constant, requires_grad=False)
+    else:
+        model.register_buffer("constant", constant)
+    assert one_step(model, private_plan(), x, y)
+    model.writes = True
+    if kind != "sparse":
+        with pytest.raises(ValueError, match=r"written to parameters|changes"):
+            one_step(model, private_plan(), x, y)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_a_compiled_model_is_refused_and_its_original_trains(backend: str) -> None:

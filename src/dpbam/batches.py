@@ -12,6 +12,7 @@ so that one unit of two rows moved the clipped sum of 255 others by 1.12 C.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -25,13 +26,20 @@ from torch import Tensor
 from dpbam import _validate
 from dpbam.engines.base import PhysicalBatch
 from dpbam.errors import ArgumentError, PlanViolationError
-from dpbam.own_code import check_not_refused, other_batches, refuse, run_kept_apart
+from dpbam.own_code import (
+    check_not_refused,
+    is_built_in_function,
+    other_batches,
+    refuse,
+    run_kept_apart,
+)
 from dpbam.params import map_rows, rows, select_rows, tensors_in
 from dpbam.privacy.randomness import Randomness, derive
 
 Keys = Callable[[], Tensor]  # keys of rows, computed where a draw needs them
 _RELATIVE, _ROUNDING = 1e-3, 1e-4  # of a number, and of the largest of its unit
 _CANCELLING = 16  # units in the last place of the unit's largest input
+_COMPARED_AGAIN = 1 / 8  # of the later physical batches
 _AUGMENT = 1 << 20  # separates a view's augmentation draws from its dropout draws
 
 
@@ -45,7 +53,8 @@ class Views:
         augment_targets: the same for targets that move with the inputs, such as masks.
 
     Guarantee: an augmentation that mixes units (mixup, a batch's mean) is refused at the first
-    physical batch of several units, and one that keeps something in its attributes at any.
+    physical batch of several units, and one that keeps something in its attributes at any. One that
+    mixes them in some batches only is looked for in an eighth of the later ones.
 
     Assumptions: units that change one another do so in one of the batches that are compared, which
     is a search, and no proof (:mod:`dpbam.own_code`); what is kept is in the attributes.
@@ -90,18 +99,20 @@ class Views:
     def _augment_units(
         self, name: str, augment: Callable[[Any, Tensor], Any], batch: Any, keys: Tensor, units: int
     ) -> Any:
-        """Return the augmented batch, the first time compared with its units in other batches."""
+        """Return the augmented batch, compared with its units in other batches now and then."""
         # units, not rows: every other row of K views may be a view of every unit. A single unit
         # shows nothing: memory is measured on one row without a record
         check_not_refused(augment, refused=name in self._refused)
-        if name in self._compared or units < 2:
+        was_compared = name in self._compared
+        if units < 2 or (was_compared and not self._compares_again(augment)):
             return run_kept_apart(augment, batch, keys)
         before = map_rows(torch.clone, batch)  # an augmentation may write to what it gets
         together = run_kept_apart(augment, batch, keys)
         if rows(together) != len(keys):
             return together
         rows_per_unit = len(keys) // units
-        for places in other_batches(units, keys.device):
+        others = other_batches(units, keys.device)
+        for places in random.SystemRandom().sample(others, 1) if was_compared else others:
             steps = torch.arange(rows_per_unit, device=keys.device)
             index = (places[:, None] * rows_per_unit + steps).flatten()
             inputs = select_rows(before, index)
@@ -115,6 +126,11 @@ class Views:
                 )
         self._compared.add(name)
         return together
+
+    def _compares_again(self, augment: Callable[..., Any]) -> bool:
+        """Whether a later physical batch is compared with one other: of the user's code, some."""
+        share = random.SystemRandom().random()  # the global generators must not move
+        return share < _COMPARED_AGAIN and not is_built_in_function(augment)
 
     def keys_of(self, keys: Tensor) -> Tensor:
         """Map the keys of [N] rows to those of their views, [N K]."""

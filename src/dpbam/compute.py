@@ -153,6 +153,7 @@ class Runner:
             Exception: the last engine's, if none supports the model.
         """
         reasons: list[str] = []
+        before = list(self._engines)
         while True:
             engine = self._engines[0]
             try:
@@ -165,8 +166,10 @@ class Runner:
                 if len(self._engines) == 1 or (
                     chosen and not isinstance(error, UnsupportedModelError)
                 ):
+                    self._engines = before  # a record on which all fail gives none of them up
                     raise
                 if chosen:
+                    self._engines = before
                     raise UnsupportedModelError(
                         f"{error} (the {engine.name} engine has computed other rows of this model; "
                         "which engine serves must not depend on a record: choose one that supports "

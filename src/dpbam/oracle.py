@@ -21,6 +21,7 @@ from dpbam.batches import LogicalBatch, Views
 from dpbam.compute import Compute, Runner
 from dpbam.distributed import Ranks
 from dpbam.engines import Engine, Loss
+from dpbam.engines.interruption import switched_back
 from dpbam.engines.memory import Fit
 from dpbam.errors import ArgumentError
 from dpbam.filters import Filter
@@ -270,10 +271,12 @@ class PrivateGradientOracle:
         self._settle()
         admitted = self._guard.admit(self, inputs, targets, units)  # every check, before a charge
         self._movement.warn(admitted.theta)
-        step = self._prepare(admitted, inputs, targets)
+        with switched_back():
+            step = self._prepare(admitted, inputs, targets)
         attempt = self._attempt = step.attempt
         try:
-            released = private_step(step) if self.plan.private else reference_step(step)
+            with switched_back():
+                released = private_step(step) if self.plan.private else reference_step(step)
             self._commit(attempt)
             self._hand_out(step, released)
         except BaseException as error:

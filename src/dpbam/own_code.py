@@ -23,10 +23,11 @@ where one of these batches has another outcome than the whole.
 from __future__ import annotations
 
 import math
+import pickle
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ from dpbam.params import digest
 _ALIKE = 1e-5  # relative: vector instructions may round the last of a row differently
 _ALIKE_AT_ZERO = 1e-6  # of what a unit's values may be
 _LEVELS = 4  # of objects inside one another
+_CODE = (FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
 _REFUSED = "_dpbam_refused"  # an attribute, so that a copy has it, too
 
 
@@ -58,12 +60,11 @@ class OwnCode:
 
     Args:
         component: the object.
-        *functions: of it that get units.
     """
 
-    def __init__(self, component: object, *functions: object) -> None:
+    def __init__(self, component: object) -> None:
         check_not_refused(component)
-        self.measured = not all(map(is_built_in, (type(component), *functions)))
+        self.measured = not is_built_in(type(component)) or _replaces_functions(component)
         self._component = component
         self._before = attributes_of(component) if self.measured else None
         self._mixed: list[Tensor] = []  # scalars on the device
@@ -156,7 +157,7 @@ def has_own_code(component: object) -> bool:
         >>> has_own_code(BAM(0.1)), has_own_code(torch.nn.ReLU())
         (False, True)
     """
-    if not is_built_in(type(component)):
+    if not is_built_in(type(component)) or _replaces_functions(component):
         return True
     parts = [v for v in getattr(component, "__dict__", {}).values() if hasattr(v, "__dict__")]
     functions = [v for v in parts if isinstance(v, FunctionType)]
@@ -164,6 +165,15 @@ def has_own_code(component: object) -> bool:
     return not all(map(is_built_in, functions)) or any(
         has_own_code(v) for v in others if not isinstance(v, FunctionType)
     )
+
+
+def _replaces_functions(component: object) -> bool:
+    """Whether a function of its class is another one in this object.
+
+    By place: ``functools.wraps`` gives a function the module of the one that it replaces.
+    """
+    names = getattr(component, "__dict__", ())
+    return any(callable(getattr(type(component), name, None)) for name in names)
 
 
 def call_hook(component: Any, hook: str, *arguments: Any) -> Any:
@@ -190,6 +200,12 @@ def refuse(component: object) -> None:
         object.__setattr__(getattr(component, "__self__", component), _REFUSED, True)
 
 
+def is_built_in_function(function: Callable[..., Any]) -> bool:
+    """Whether a function, or the class of an object that is called, comes with dpbam."""
+    owner = getattr(function, "__self__", function)
+    return is_built_in(function) or is_built_in(type(owner))
+
+
 def run_kept_apart(function: Callable[..., Any], *units: Any) -> Any:
     """Return ``function(*units)``; refuse it, for good, if its attributes have changed.
 
@@ -199,9 +215,9 @@ def run_kept_apart(function: Callable[..., Any], *units: Any) -> Any:
 
     Proof: attributes are compared around the call, also where it fails.
     """
-    owner = getattr(function, "__self__", function)
-    if is_built_in(function) or is_built_in(type(owner)):
+    if is_built_in_function(function):
         return function(*units)
+    owner = getattr(function, "__self__", function)
     before = attributes_of(owner)
     try:
         return function(*units)
@@ -275,10 +291,10 @@ def differs(together: Tensor, apart: Tensor | None, bound: float) -> Tensor:
 def attributes_of(value: Any, level: int = 0) -> object:
     """Return what is equal as long as an object's attributes, and theirs, have not changed.
 
-    Attributes that are callable (functions, modules), in slots, or objects more than four levels
-    deep are compared by identity: what changes inside them is not seen.
+    Functions, objects more than four levels deep, and objects without a dict that cannot be
+    pickled are compared by identity: what changes inside them is not seen.
     """
-    if isinstance(value, Tensor) and value.layout == torch.strided:
+    if isinstance(value, Tensor):
         return tuple(value.shape), value.dtype, digest({"": value})
     if isinstance(value, np.ndarray):
         return value.tobytes()
@@ -289,6 +305,10 @@ def attributes_of(value: Any, level: int = 0) -> object:
     if isinstance(value, (bool, int, float, str, bytes, set, frozenset, type(None))):
         return repr(value)  # NaN is equal to itself by it
     attributes = getattr(value, "__dict__", None)
-    if attributes is None or (callable(value) and level) or level > _LEVELS:
+    if isinstance(value, _CODE) or level > _LEVELS:
         return id(value)
-    return id(value), attributes_of(dict(attributes), level + 1)
+    if attributes is not None:
+        return id(value), attributes_of(dict(attributes), level + 1)
+    with suppress(Exception):  # an array, a buffer, an object with slots
+        return id(value), pickle.dumps(value)
+    return id(value)

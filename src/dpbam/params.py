@@ -49,23 +49,25 @@ def trained_and_constant(
             seen.add(id(parameter))
             if parameter.requires_grad:
                 trained[f"{path}.{key}" if path else key] = parameter
-            else:
+            elif _is_dense(parameter):
                 constant.append(parameter)
         if module._buffers:
             constant += _dense_buffers(module)
     if isinstance(loss, nn.Module):
         for _, module in modules_of(loss):
             of_loss = [p for p in module._parameters.values() if p is not None]
-            constant += [p for p in of_loss if id(p) not in seen]
+            constant += [p for p in of_loss if id(p) not in seen and _is_dense(p)]
             constant += _dense_buffers(module)
     return trained, constant
 
 
 def _dense_buffers(module: nn.Module) -> list[Tensor]:
-    """Return the buffers of which each entry is in memory of its own."""
-    tensors = [t for t in module._buffers.values() if t is not None]
-    dense = [t for t in tensors if t.layout is torch.strided and not t.is_quantized]
-    return [t for t in dense if t.element_size() <= 8 and not t.is_meta]
+    return [t for t in module._buffers.values() if t is not None and _is_dense(t)]
+
+
+def _is_dense(t: Tensor) -> bool:
+    """Whether each entry is in memory of its own."""
+    return t.layout is torch.strided and not (t.is_quantized or t.is_meta)
 
 
 def modules_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -358,6 +360,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def digest(tree: Mapping[str, Tensor]) -> str:
     """Hash names and values, to distinguish the replay of a release from another release."""
     state = hashlib.blake2b(digest_size=16)
+    tree = {name: t.to_dense() for name, t in tree.items()}  # itself, if it is not sparse
     values: dict[str, Any] = {}
     for names in _kinds(tree):  # one transfer for all of a kind
         vector = joined({name: tree[name].detach() for name in names}).cpu()

@@ -146,7 +146,7 @@ class ParameterBits:
         self._tensors = [p.detach() for p in parameters]
         self._places = list(map(_place, self._tensors))
         self.device = self._tensors[0].device
-        self._views = [t.view(_INTEGERS[t.element_size()]) for t in self._tensors]
+        self._views = list(map(_bits, self._tensors))
         self._views = [v.view(-1) if v.is_contiguous() else v for v in self._views]
         self._copies = [v.new_empty(0) for v in self._views]  # shaped as the views
         self._kinds: list[_BitsOfKind] = []
@@ -229,6 +229,17 @@ def check_unwritten(changed: bool) -> None:
         )
 
 
+def _bits(t: Tensor) -> Tensor:
+    """Return a view of a tensor's memory as whole numbers; of a complex one, of both parts."""
+    if t.is_conj():  # the same memory, not conjugated
+        t = t.conj()
+    if t.is_neg():
+        t = t._neg_view()
+    if t.is_complex():
+        t = torch.view_as_real(t)
+    return t.view(_INTEGERS[t.element_size()])
+
+
 def _place(t: Tensor) -> tuple[object, ...]:
     return t.data_ptr(), t.shape, t.stride(), t.dtype, t.device
 
@@ -240,7 +251,7 @@ def _sums_of_bits(tensors: Sequence[Tensor]) -> list[Tensor]:
     """
     sums = []
     for t in tensors:
-        each = t.detach().contiguous().view(-1).view(torch.uint8)
+        each = _bits(t.detach()).contiguous().view(-1).view(torch.uint8)
         if each.storage_offset() % 8:  # as a view of a larger tensor may be
             each = each.clone()
         end = each.numel() // (8 * _ROW) * (8 * _ROW)

@@ -136,8 +136,15 @@ def of_the_first_record(original: Any) -> Any:
     return lambda t, integer: t[:1]
 
 
-def not_at_all(original: Any) -> Any:
-    return lambda self, *args, **options: None
+def gives_up_for_good(original: Any) -> Any:
+    def directions(self: Any, *args: Any, **options: Any) -> Any:
+        try:
+            return original(self, *args, **options)
+        except IndexError:
+            self._engines = self._engines[-1:]
+            raise
+
+    return directions
 
 
 MISTAKES = {
@@ -150,7 +157,7 @@ MISTAKES = {
         of_the_first_record,
     ),
     "the engine chosen by a record": Mistake(
-        check_no_record_chooses_the_engine, Runner, "fit_or_fall_back", not_at_all
+        check_no_record_chooses_the_engine, Runner, "directions", gives_up_for_good
     ),
 }  # fmt: skip
 

@@ -6,21 +6,26 @@ is taken, and the next one is possible. Each claim fails with a mistake planted.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import pickle
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._C._functorch import _vmap_increment_nesting, get_dynamic_layer_stack_depth
+from torch.overrides import TorchFunctionMode
 
 from dpbam import DPSAT, Ledger, PrivateGradientOracle, mechanism, params
 from dpbam import observers as observers_module
 from dpbam import oracle as oracle_module
 from dpbam.bias import PrivateStatistics
+from dpbam.engines.interruption import switched_back
+from dpbam.engines.isolation import Isolation
 from dpbam.errors import PlanViolationError
 from dpbam.filters import Exponential
 from dpbam.guard import Guard
@@ -361,6 +366,55 @@ def check_an_interrupt_at_any_line_leaves_theta() -> None:
     assert line > 10
 
 
+def check_a_mode_that_an_interrupt_leaves_is_switched_off() -> None:
+    """Ctrl-C right before the end of the block around the model: theta, torch, the next step."""
+    oracle, leave = oracle_of(seed=None), Isolation.__exit__
+    oracle.backward(*samples(L, seed=0))
+    theta = flat(dict(oracle.model.named_parameters())).clone()
+
+    def interrupted(self, *error: Any) -> None:
+        raise KeyboardInterrupt
+
+    outcome: type[BaseException] | None = None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Isolation, "__exit__", interrupted)
+        try:
+            oracle.backward(*samples(L, seed=1))
+        except BaseException as error:
+            outcome = type(error)
+    modes, depth = torch._C._len_torch_function_stack(), get_dynamic_layer_stack_depth()
+    while torch._C._len_torch_function_stack():  # for the tests after this one
+        torch._C._pop_torch_function_stack()
+    assert Isolation.__exit__ is leave
+    assert (modes, depth, outcome) == (0, 0, KeyboardInterrupt)
+    assert torch.equal(flat(dict(oracle.model.named_parameters())), theta)
+    oracle.backward(*samples(L, seed=2))
+    assert len(oracle.ledger) == 2
+
+
+def test_what_an_interrupt_may_leave_is_switched_back() -> None:
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+            return func(*args, **(kwargs or {}))
+
+    def leave_all() -> None:
+        with switched_back():
+            Mode().__enter__()
+            _vmap_increment_nesting(3, "error")
+            torch._C._set_grad_enabled(False)
+            gc.disable()
+            torch._C._autograd._saved_tensors_hooks_disable("left")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        leave_all()
+    assert not torch._C._len_torch_function_stack()
+    assert not get_dynamic_layer_stack_depth()
+    assert torch.is_grad_enabled()
+    assert gc.isenabled()
+    assert torch._C._autograd._saved_tensors_hooks_is_enabled()
+
+
 # --- the mistakes
 
 
@@ -464,6 +518,10 @@ def test_a_copy_made_inside_a_step_can_take_steps() -> None:
 
 
 MISTAKES = {
+    "a mode that an interrupt has left on": Mistake(
+        check_a_mode_that_an_interrupt_leaves_is_switched_off, oracle_module, "switched_back",
+        lambda original: nullcontext,
+    ),
     "a step inside another": Mistake(
         check_no_step_begins_inside_another, Guard, "check_no_step_runs",
         lambda original: lambda self: None,

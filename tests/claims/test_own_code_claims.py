@@ -7,13 +7,15 @@ pass a step. Each claim fails with a mistake planted.
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 import threading
+from array import array
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpbam import (
     BAM,
@@ -26,6 +28,7 @@ from dpbam import (
     own_code,
 )
 from dpbam.batches import Views
+from dpbam.bias import PrivateStatistics
 from dpbam.engines import StatefulModelError, state
 from dpbam.engines.materialised import MaterialisedDirections
 from dpbam.errors import ArgumentError, PlanViolationError
@@ -221,6 +224,26 @@ def test_an_augmentation_may_read_what_it_holds() -> None:
         assert torch.equal(views.of(torch.zeros(6, 3), torch.arange(6).clone, 6), torch.ones(6, 3))
 
 
+class SometimesCentred:
+    """Subtracts the mean of the rows, from the second batch on."""
+
+    def __call__(self, inputs: Tensor, keys: Tensor) -> Tensor:
+        return inputs - inputs.mean(0) if float(inputs.abs().max()) > 5 else inputs
+
+
+def test_an_augmentation_that_mixes_rarely_is_found_later() -> None:
+    """An eighth of the later batches is compared: 400 pass with probability 1e-23."""
+    views, keys = Views(SometimesCentred()), torch.arange(6).clone
+    views.of(torch.randn(6, 3).clamp(-1, 1), keys, 6)
+
+    def train() -> None:
+        for _ in range(400):
+            views.of(10 + torch.randn(6, 3), keys, 6)
+
+    with pytest.raises(PlanViolationError, match="other rows are left out"):
+        train()
+
+
 class Alternating(DPSGD):
     """Changes the sign of the directions from pass to pass."""
 
@@ -326,6 +349,59 @@ def test_a_statistic_of_slots_alone_is_refused() -> None:
         oracle_of(statistics=Slots()).backward(*samples(L))
 
 
+class Meter:
+    """A running maximum that is called."""
+
+    largest = 0.0
+
+    def __call__(self, value: float) -> None:
+        self.largest = max(self.largest, value)
+
+
+class Slots:
+    __slots__ = ("largest",)
+
+    def __init__(self) -> None:
+        self.largest = 0.0
+
+
+def set_first(box: Any, value: float) -> None:
+    box[0] = value
+
+
+KEEPERS = {
+    "an array": (lambda: array("d", [0.0]), set_first),
+    "bytes": (lambda: bytearray(1), lambda box, value: set_first(box, 1 + int(value))),
+    "a module": (
+        lambda: nn.Linear(1, 1).requires_grad_(False),
+        lambda box, value: box.weight.fill_(value),
+    ),
+    "an object that is called": (Meter, lambda box, value: box(value)),
+    "an object with slots": (Slots, lambda box, value: setattr(box, "largest", value)),
+    "a sparse tensor": (
+        lambda: torch.zeros(1).to_sparse(),
+        lambda box, value: box.copy_(torch.full((1,), value).to_sparse()),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", KEEPERS)
+def test_what_a_clipping_keeps_in_an_attribute_of_any_kind_is_seen(what: str) -> None:
+    make, keep = KEEPERS[what]
+
+    class Keeping(FlatClipping):
+        def __init__(self) -> None:
+            super().__init__(1.0)
+            vars(self)["box"] = make()
+
+        def scales(self, norms: Tensor) -> Tensor:
+            if norms.numel():
+                keep(self.box, float(norms.max()))
+            return super().scales(norms)
+
+    assert "in an attribute" in refusal_of(oracle_of(Keeping()))
+
+
 # --- discrete in the other units
 
 
@@ -379,6 +455,23 @@ class AboveLevel(Statistic):
 
     def count(self, batch: Any) -> Tensor:
         return (batch.losses() > 1.1).float()
+
+
+def by_all_norms(batch: Any) -> dict[str, Contributions]:
+    """What each unit adds follows the norms of all."""
+    share = float(torch.tanh(batch.norms.sum() / 100))
+    return {"counts": Contributions(torch.full((3, len(batch.ids)), share / 2))}
+
+
+def check_a_replaced_function_is_searched() -> None:
+    """Also where ``functools.wraps`` gives it the module of dpbam's own function."""
+    statistics = PrivateStatistics([0.5], noise_multiplier=SIGMA)
+    statistics.contributions = functools.wraps(statistics.contributions)(by_all_norms)
+    clipping = FlatClipping(1.0)
+    switch = functools.wraps(clipping.scales)(lambda norms: Switch(1.0).scales(norms))
+    object.__setattr__(clipping, "scales", switch)
+    for parts in ({"statistics": statistics}, {"clipping": clipping}):
+        assert refusal_of(oracle_of(**parts)) != "released", parts
 
 
 class ByHandle(Statistic):
@@ -504,6 +597,10 @@ def the_engines_own(original: Any) -> Any:
 
 
 MISTAKES = {
+    "a function of dpbam's own that was replaced": Mistake(
+        check_a_replaced_function_is_searched, own_code, "_replaces_functions",
+        lambda original: lambda component: False,
+    ),
     "an augmentation that keeps a row": Mistake(
         check_an_augmentation_keeps_nothing, batches, "run_kept_apart",
         lambda original: lambda augment, *units: augment(*units),

@@ -18,6 +18,7 @@ from dpbam.engines import FusedEngine, LoopEngine
 from dpbam.engines.decomposed.recurrent import DECOMPOSED, lstm_layer, lstm_steps
 from dpbam.engines.fused.layers import recurrent as rules
 from dpbam.methods import BAM, DPSGD
+from support import one_step, private_plan, samples
 
 # torch's own inversion of a permutation, of one number per row
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -431,3 +432,30 @@ def test_direction_of_an_lstm_depends_on_its_own_row_alone(name: str) -> None:
         norms.append(FusedEngine(model, loss).directions(batch, method, lam).norms()[0, [0, 1, 3]])
     assert torch.equal(norms[0], norms[1])
     assert torch.equal(norms[0], norms[2])
+
+
+def load_by_assignment(lstm: nn.LSTM) -> None:
+    lstm.load_state_dict(nn.LSTM(4, 4, batch_first=True).state_dict(), assign=True)
+
+
+def assign_a_parameter(lstm: nn.LSTM) -> None:
+    lstm.weight_hh_l0 = nn.Parameter(torch.eye(16, 4))
+
+
+@pytest.mark.parametrize("replace", [load_by_assignment, assign_a_parameter])
+def test_weights_that_were_replaced_before_training_are_no_change_by_a_pass(replace) -> None:
+    """torch notes the new weights at the next forward pass, in an attribute of the module."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.head = nn.LSTM(4, 4, batch_first=True), nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.lstm(x)[0].mean(1))
+
+    model, (x, y) = Model(), samples(5)
+    sequences = x.float()[:, None].expand(-1, 3, -1).contiguous()
+    for _ in range(2):
+        replace(model.lstm)
+        assert one_step(model, private_plan(), sequences, y)

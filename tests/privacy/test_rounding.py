@@ -65,7 +65,11 @@ def screens(epsilon: float) -> dict[str, str]:
     )  # fmt: skip
     contender = SimpleNamespace(arm="bam", epsilon=epsilon, seconds=1.0, score=0.5)
     compared: Any = SimpleNamespace(
-        runs=[contender], metric="accuracy", mean=lambda name: estimate([1.0, 1.0])
+        runs=[contender],
+        metric="accuracy",
+        mean=lambda name: estimate([1.0, 1.0]),
+        diverged=lambda arm: 0,
+        scores=lambda arm: {0: 0.5},
     )
     group: Any = SimpleNamespace(
         label="a", colour="b",

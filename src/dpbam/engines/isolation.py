@@ -271,6 +271,11 @@ class Isolator:
         if state is not None and not state.refresh():
             state = None
         modules = modules_of(model) if state is None else state.modules
+        for _, module in modules:
+            # as its forward does, which would be a change by it
+            if isinstance(module, nn.RNNBase) and module._weights_have_changed():  # type: ignore[no-untyped-call]
+                module._init_flat_weights()
+                state = None
         if reason := _find_hidden_code(modules, self._loss):
             raise UnsupportedModelError(reason)
         state = state or snapshot_modules(model, self._loss)

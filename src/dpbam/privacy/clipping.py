@@ -148,8 +148,7 @@ class StepClipping:
     before the sum is released; a factor depends on its own unit alone. Of a clipping of the user's
     own the last is searched for mistakes (:mod:`dpbam.own_code`): it is computed again on other
     batches of the same units, and its attributes must be the same after the units as before. State
-    that it keeps elsewhere, such as in a module or another callable, and passes over at the second
-    call, is not seen.
+    that it keeps elsewhere, such as in a global, and passes over at the second call, is not seen.
 
     Proof: the inequality itself is evaluated in float64, on the norms and factors that are used.
 
@@ -174,7 +173,7 @@ class StepClipping:
         self._fixed = float(clipping.sensitivity)
         self.coordinates = clipping.coordinates
         self._measured: list[Tensor] = []  # [2] per physical batch, on the device
-        self._own_code = OwnCode(clipping, clipping.scales, clipping.factors, clipping.extra)
+        self._own_code = OwnCode(clipping)
 
     @property
     def sensitivity(self) -> float:
