@@ -415,6 +415,29 @@ def test_what_an_interrupt_may_leave_is_switched_back() -> None:
     assert torch._C._autograd._saved_tensors_hooks_is_enabled()
 
 
+def test_an_error_that_an_interrupt_ends_in_is_the_interrupt() -> None:
+    """But not one of a step that is taken while another interrupt is handled."""
+
+    def fail_in_a_handler() -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            with switched_back():
+                raise RuntimeError("the stack of modes is empty")
+
+    def fail_by_an_interrupt() -> None:
+        with switched_back():
+            try:
+                raise KeyboardInterrupt
+            finally:
+                raise RuntimeError("the stack of modes is empty")
+
+    with pytest.raises(KeyboardInterrupt):
+        fail_by_an_interrupt()
+    with pytest.raises(RuntimeError):
+        fail_in_a_handler()
+
+
 # --- the mistakes
 
 
