@@ -25,7 +25,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from dpbam.app.compare.statistics import estimate, paired_difference
+from dpbam.estimates import estimate, paired_difference
 from dpbam.app.runs import RunConfig, execute
 from dpbam.data import DataSet, from_arrays, load, to_float
 

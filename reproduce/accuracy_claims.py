@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from dpbam.app.compare.statistics import LEVEL, Estimate
 from dpbam.app.report.charts import Series, dots, lines
 from dpbam.app.report.figure import Figure
 from dpbam.app.runs import RunRecord
+from dpbam.estimates import LEVEL, Estimate
 from dpbam.privacy.rounding import up
 from reproduce import recipes
 from reproduce.claims import Claim

@@ -14,10 +14,10 @@ from statistics import fmean
 
 import numpy as np
 
-from dpbam.app.compare.statistics import Estimate, estimate
 from dpbam.app.report.figure import Figure
 from dpbam.app.report.training_figures import Builder, bias
 from dpbam.app.runs import RunRecord
+from dpbam.estimates import Estimate, estimate
 from reproduce import drawings
 from reproduce.claims import Claim, Kind
 from reproduce.outcome import (

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dpbam.app.compare.statistics import Estimate
+from dpbam.estimates import Estimate
 
 Kind = Literal["above", "below", "same", "different"]
 Verdict = Literal["reproduced", "not reproduced", "inconclusive"]
@@ -65,7 +65,7 @@ class Claim:
         """The verdict by the rule above.
 
         Example:
-            >>> from dpbam.app.compare.statistics import estimate
+            >>> from dpbam.estimates import estimate
             >>> Claim("BAM is better", "above", estimate([0.01, 0.02, 0.03])).verdict
             'inconclusive'
             >>> Claim("BAM is better", "above", estimate([0.01, 0.011, 0.012])).verdict

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from dpbam.app.compare.statistics import Estimate, estimate
 from dpbam.app.report.charts import Series, lines
 from dpbam.app.report.figure import Figure
 from dpbam.app.runs.files import write_json
+from dpbam.estimates import Estimate, estimate
 from reproduce.claims import Claim
 from reproduce.outcome import Outcome, Study, TextTable
 from reproduce.records import machine

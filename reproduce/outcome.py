@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from dpbam.app.compare.statistics import LEVEL, Estimate, estimate, paired_difference
 from dpbam.app.report.figure import Figure
 from dpbam.app.report.groups import Group, groups
 from dpbam.app.report.records import Run
 from dpbam.app.runs import RunRecord
+from dpbam.estimates import LEVEL, Estimate, estimate, paired_difference
 from reproduce.claims import Claim
 from reproduce.recipes import Recipe
 

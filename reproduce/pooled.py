@@ -19,11 +19,11 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from dpbam.app.compare.statistics import LEVEL, Estimate, estimate, paired_difference
 from dpbam.app.report.charts import Series, dots
 from dpbam.app.report.figure import Figure
 from dpbam.app.runs import RunRecord
 from dpbam.errors import ArgumentError
+from dpbam.estimates import LEVEL, Estimate, estimate, paired_difference
 from dpbam.privacy.rounding import up
 from reproduce.claims import Claim
 from reproduce.drawings import with_zero_line

@@ -24,7 +24,7 @@ from typing import Any
 from safetensors.torch import load_file
 
 from dpbam import __version__
-from dpbam.app.compare.statistics import check_pairs
+from dpbam.app.compare.pairing import check_pairs
 from dpbam.app.runs import (
     ConfigError,
     RunConfig,

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from dpbam.app.compare.statistics import LEVEL
 from dpbam.app.runs import RunRecord
+from dpbam.estimates import LEVEL
 from reproduce.outcome import Outcome, Study, TextTable, difference_of, mean_of, points
 from reproduce.results_page import section
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from dpbam.app.compare.statistics import Estimate, estimate
 from dpbam.app.report.charts import Series, lines
 from dpbam.app.report.figure import Figure
+from dpbam.estimates import Estimate, estimate
 from dpbam.privacy.rounding import up
 from reproduce.claims import Claim
 from reproduce.outcome import (

@@ -18,11 +18,11 @@ import dpbam
 from dpbam.app.cli import compare, train
 from dpbam.app.cli.output import facts
 from dpbam.app.cli.progress import LiveReporter, _spent
-from dpbam.app.compare.statistics import estimate
 from dpbam.app.report.groups import _short
 from dpbam.app.report.records import Run
 from dpbam.app.report.tables import _fact
 from dpbam.app.report.training_figures import accuracy
+from dpbam.estimates import estimate
 from dpbam.privacy.rounding import down, up
 from dpbam.training.events import EvaluationReport
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dpbam.app.compare.statistics import Estimate, estimate
+from dpbam.estimates import Estimate, estimate
 from reproduce.claims import Claim, count_verdicts
 
 

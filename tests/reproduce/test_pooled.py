@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpbam.app.compare.statistics import estimate
 from dpbam.errors import ArgumentError
+from dpbam.estimates import estimate
 from reproduce.index import outcome
 from reproduce.pooled import ALL_SETTINGS, pool, pooled
 from reproduce.summary import headlines, question_table

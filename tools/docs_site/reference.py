@@ -61,6 +61,7 @@ PAGES = {
              "dpbam.auto dpbam.features dpbam.features.scattering dpbam.features.leaves "
              "dpbam.heads dpbam.heads.closed_form"),
             ("Bias", "Measuring what clipping does.", "dpbam.bias dpbam.app.runs.bias"),
+            ("Estimates", "Means and paired differences over seeds.", "dpbam.estimates"),
         ],
     ),
     "interop": (
@@ -86,7 +87,7 @@ PAGES = {
              "dpbam.app.report.records"),
             ("Comparing and searching",
              "Comparisons with paired seeds, and searches for hyper-parameters.",
-             "dpbam.app.compare.comparison dpbam.app.compare.statistics "
+             "dpbam.app.compare.comparison dpbam.app.compare.pairing "
              "dpbam.app.search.search dpbam.app.search.selection dpbam.app.search.study"),
             ("Audit", "Checks of a finished run, and attacks on its model.", "dpbam.app.audit"),
             ("Programs",

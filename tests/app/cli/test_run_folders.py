@@ -88,7 +88,7 @@ RESUME = {
         "not this run's ledger",
     ),
     "facts damaged": (lambda r: damage(r / "non-private" / "run.json"), "run.json is damaged"),
-    "facts lost": (lambda r: shutil.rmtree(r / "non-private"), "no run to resume"),
+    "facts lost": (lambda r: shutil.rmtree(r / "non-private"), "there is no run in"),
 }
 
 
@@ -171,8 +171,8 @@ def test_two_runs_in_one_folder_at_once(resume, dpbam, run, tmp_path):
 
 
 def test_resuming_nothing(dpbam, tmp_path):
-    one_sentence(dpbam("train", "--resume", "--out", tmp_path / "no"), "no run folder")
-    one_sentence(dpbam("train", "--resume", "--out", tmp_path), "no run to resume")
+    one_sentence(dpbam("train", "--resume", "--out", tmp_path / "no"), "there is no run in")
+    one_sentence(dpbam("train", "--resume", "--out", tmp_path), "there is no run in")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -24,10 +24,11 @@ from dpbam.app.compare.comparison import (
     noise_seed,
     plan_runs,
 )
-from dpbam.app.compare.statistics import WHAT, Estimate, check_pairs, estimate, paired_difference
+from dpbam.app.compare.pairing import WHAT, check_pairs
 from dpbam.app.report.groups import mean_score
 from dpbam.app.runs import ConfigError
 from dpbam.data import load_pair
+from dpbam.estimates import Estimate, estimate, paired_difference
 from dpbam.privacy.accounting import Charge, total_epsilon
 from dpbam.tasks.scores import Compared
 from tests.forked import forked_workers
@@ -374,3 +375,8 @@ def test_a_higher_level_is_a_wider_interval():
 def test_a_printed_interval_ends_at_the_bounds_of_its_score(scores, metric, shown):
     """In points, as the command prints it."""
     assert mean_score(scores, metric, lambda score: f"{100 * score:.1f}") == shown
+
+
+def test_a_difference_of_lists_is_refused_with_what_it_takes() -> None:
+    with pytest.raises(TypeError, match=r"of two dicts, the score of each seed, and got a list"):
+        paired_difference([0.9], {0: 0.9})  # type: ignore[arg-type]

@@ -89,7 +89,7 @@ def test_the_command_says_what_is_missing(capsys, tmp_path):
     assert main(["bias"]) == 2
     assert "give a run folder, or --data" in capsys.readouterr().err
     assert main(["bias", str(tmp_path / "none")]) == 2
-    assert "there is no run folder" in capsys.readouterr().err
+    assert "there is no run in" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["often", "every=0", "every=-3", "every="])

@@ -173,7 +173,10 @@ def test_a_folder_of_something_else(tmp_path):
     (tmp_path / "letter.txt").write_text("dear")
     with pytest.raises(RunError, match="is not empty"), RunFolder(tmp_path).opened(resume=False):
         pass
-    with pytest.raises(RunError, match="no run to resume"), RunFolder(tmp_path).opened(resume=True):
+    with (
+        pytest.raises(RunError, match="there is no run in"),
+        RunFolder(tmp_path).opened(resume=True),
+    ):
         pass
     assert [p.name for p in tmp_path.iterdir()] == ["letter.txt"]
 
@@ -183,7 +186,7 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     for out in (tmp_path / "file", tmp_path / "file" / "run"):
         with pytest.raises(RunError, match="cannot be made"), RunFolder(out).opened(resume=False):
             pass
-    with pytest.raises(RunError, match="there is no run folder"):
+    with pytest.raises(RunError, match="there is no run in"):
         stored_config(tmp_path / "none")
 
 

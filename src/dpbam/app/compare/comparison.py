@@ -21,7 +21,7 @@ from typing import get_origin
 
 from dpbam import _validate
 from dpbam._names import AUTO, did_you_mean
-from dpbam.app.compare.statistics import Estimate, check_pairs, estimate, paired_difference
+from dpbam.app.compare.pairing import check_pairs
 from dpbam.app.runs import ConfigError, RunConfig, RunResult, RunSpec, prepare, stored_config
 from dpbam.app.runs.automatic import as_chosen
 from dpbam.app.runs.files import write_json
@@ -29,6 +29,7 @@ from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.pool import Watcher, train_all
 from dpbam.app.runs.settings import settings
 from dpbam.catalogue import METHODS
+from dpbam.estimates import Estimate, estimate, paired_difference
 from dpbam.privacy.accounting import total_epsilon
 
 REFERENCE = "sgd"  # what a method without privacy reaches

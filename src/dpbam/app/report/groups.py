@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from dpbam.app.compare.statistics import estimate
 from dpbam.app.report.charts import Numbers, Series
 from dpbam.app.report.figure import mean
 from dpbam.app.report.records import Row, Run
 from dpbam.app.runs.config import RunConfig
 from dpbam.app.runs.settings import policies
+from dpbam.estimates import estimate
 from dpbam.privacy.rounding import up
 from dpbam.tasks.scores import metric_text
 

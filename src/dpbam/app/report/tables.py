@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from dpbam.app.compare.statistics import Estimate, paired_difference
 from dpbam.app.report.charts import forest
 from dpbam.app.report.figure import COLOURS, Figure
 from dpbam.app.report.groups import Group, mean_score, mean_text
 from dpbam.app.report.records import Run
 from dpbam.app.report.training_figures import OWN, PLAIN, last_mean
+from dpbam.estimates import Estimate, paired_difference
 from dpbam.privacy.rounding import up
 from dpbam.tasks.scores import metric_label, metric_text
 

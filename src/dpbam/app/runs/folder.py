@@ -84,9 +84,8 @@ class RunFolder:
         """Return what was settled when the run began."""
         if not self.started:
             raise RunError(
-                f"there is no run to resume in {self.path}: start one without --resume"
-                if self.path.exists()
-                else f"there is no run folder {self.path}: start one without --resume"
+                f"there is no run in {self.path}: give the folder of one, or begin it with "
+                "dpbam train, without --resume"
             )
         return RunFacts.read(self.facts)
 
