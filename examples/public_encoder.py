@@ -25,9 +25,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from dpbam.estimates import estimate, paired_difference
 from dpbam.app.runs import RunConfig, execute
 from dpbam.data import DataSet, from_arrays, load, to_float
+from dpbam.estimates import estimate, paired_difference
 
 ROOT = Path(__file__).parents[1]
 WORK, RECORDS = ROOT / "runs" / "public-encoder", ROOT / "reproduce" / "results" / "encoders.jsonl"

@@ -423,7 +423,7 @@ def test_an_error_that_an_interrupt_ends_in_is_the_interrupt() -> None:
             raise KeyboardInterrupt
         except KeyboardInterrupt:
             with switched_back():
-                raise RuntimeError("the stack of modes is empty")
+                raise RuntimeError("the stack of modes is empty")  # noqa: B904
 
     def fail_by_an_interrupt() -> None:
         with switched_back():
