@@ -1,9 +1,10 @@
 """Run ``make test`` several times more, in other orders.
 
-    python tools/test_runs.py [--runs 10] [--first SEED] [--out benchmarks/results/test_runs.json]
+    python tools/test_runs.py [--runs 10] [--first SEED] [--target test-all] [--out FILE]
 
-It appends a record of each run as it ends: commit, order, hash seed, what pytest said,
-elapsed and processor seconds, and last prints what all runs of this commit took. Processor seconds
+It appends a record of each run as it ends, to ``benchmarks/results/test_runs.json``: commit, order,
+hash seed, make's target, whether it began with an installation, what pytest said, elapsed and
+processor seconds, and last prints what all runs of this commit took. Processor seconds
 are of make and everything it started: on Linux also of fork servers and browsers, which their
 parents do not wait for (the field ``counts``).
 
@@ -78,21 +79,25 @@ def run_command(command: list[str], **variables: str) -> dict[str, Any]:
     }
 
 
-def one_run(seed: int, commit: str, *, adopts: bool) -> dict[str, Any]:
-    """Run all tests in the order of ``seed``."""
+def one_run(seed: int, commit: str, target: str, *, adopts: bool) -> dict[str, Any]:
+    """Run all tests of a target of make in the order of ``seed``."""
+    installs = not (ROOT / ".venv/installed-dev").exists()
     order = {"PYTHONHASHSEED": str(seed), "PYTEST_ADDOPTS": f"--randomly-seed={seed}"}
     counts = "all processes" if adopts else "processes that were waited for"
     return {
         "commit": commit,
         "seed": seed,
-        **run_command(["make", "test"], **order),
+        "target": target,
+        "installs": installs,
+        **run_command(["make", target], **order),
         "counts": counts,
     }
 
 
-def summary(records: list[dict[str, Any]], commit: str) -> str:
+def summary(records: list[dict[str, Any]], commit: str, target: str) -> str:
     """What the runs of one commit took."""
-    own = [record for record in records if record["commit"] == commit]
+    of_target = [record for record in records if record.get("target", "test") == target]
+    own = [record for record in of_target if record["commit"] == commit]
     green = sum(record["green"] for record in own)
     elapsed, processor = (
         max(record[f"{kind}_seconds"] for record in own) for kind in ("elapsed", "processor")
@@ -110,11 +115,11 @@ def run_all(arguments: argparse.Namespace, commit: str, *, adopts: bool) -> int:
     first = arguments.first or 1 + max((record["seed"] for record in records), default=0)
     new: list[dict[str, Any]] = []
     for seed in range(first, first + arguments.runs):
-        new.append(one_run(seed, commit, adopts=adopts))
+        new.append(one_run(seed, commit, arguments.target, adopts=adopts))
         print(*(f"{key} {value}" for key, value in new[-1].items()), sep="  ", flush=True)
         out.write_text(json.dumps([*records, *new], indent=1) + "\n")
     if new:
-        print(summary([*records, *new], commit))
+        print(summary([*records, *new], commit, arguments.target))
     return int(not all(record["green"] for record in new))
 
 
@@ -123,6 +128,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=10, help="how many more")
     parser.add_argument("--first", type=int, help="the seed of the first; else one not yet used")
+    parser.add_argument("--target", default="test", help="of make; the slow tests too: test-all")
     parser.add_argument("--out", type=Path, help="where records are kept")
     arguments = parser.parse_args()
     asked = ["git", "rev-parse", "--short", "HEAD"]
