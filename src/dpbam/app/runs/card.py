@@ -8,7 +8,7 @@ sets that everyone has.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
@@ -82,10 +82,14 @@ def _words(model: ModelFacts) -> Words:
     return words
 
 
+def listed(names: Iterable[object]) -> str:
+    """Return names as the card lists them."""
+    return ", ".join(markdown(str(name)) for name in names)
+
+
 def _of_task(text: str, model: ModelFacts) -> str:
     low, high = model.target_range or (0.0, 0.0)
-    names = ", ".join(markdown(str(name)) for name in model.class_names)
-    return text.format(names=names, low=low, high=high, width=high - low)
+    return text.format(names=listed(model.class_names), low=low, high=high, width=high - low)
 
 
 def _front_matter(

@@ -13,7 +13,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from dpbam._version import __version__
-from dpbam.app.runs.card import model_card
+from dpbam.app.runs.card import listed, model_card
 from dpbam.app.runs.config import RunConfig, read_file
 from dpbam.app.runs.documents import ModelFacts
 from dpbam.app.runs.files import FORMAT
@@ -127,13 +127,21 @@ def text_agreement(folder: RunFolder, statement: Statement) -> dict[Path, bool]:
     text = _read(folder.statement)
     before, _, privacy = _read(folder.card).partition(_PRIVACY)
     expected = model_card(statement, _MODEL, None).partition(_PRIVACY)[2]
-    # as a reader sees it: letters of any width, and entities
-    shown = unicodedata.normalize("NFKC", html.unescape(before))
+    shown = _as_a_reader_sees(before)
+    if folder.model.is_file():
+        names = listed(ModelFacts.read(folder.model).class_names)
+        if _FIGURE.search(_as_a_reader_sees(names)):  # a class that is named as one
+            shown = _as_a_reader_sees(before.replace(names, "", 1))
     return {
         folder.statement: text == to_markdown(statement),
         folder.statement_html: _read(folder.statement_html) == to_html(text),
         folder.card: privacy == expected and not _FIGURE.search(shown),
     }
+
+
+def _as_a_reader_sees(text: str) -> str:
+    """Return the letters of a text, of any width, for its entities too."""
+    return unicodedata.normalize("NFKC", html.unescape(text))
 
 
 def _read(path: Path) -> str:
