@@ -147,7 +147,7 @@ def test_scattering_in_real_arithmetic_is_scattering(shape):
     with torch.no_grad():
         model.head.weight.copy_(torch.randn(model.head.weight.shape, generator=generator))
         images = torch.rand(5, *shape, generator=generator) * 2 - 1
-        real = RealScattering(model.extractor, model.linear_head())
+        real = RealScattering(model.extractor, model.linear_head(), None)
         # logits of up to 10, sums of some thousand float32 products: a few units of the last place
         torch.testing.assert_close(real(images), model(images), atol=1e-5, rtol=1e-5)
         real.rows = real.rows.roll(1, 0)

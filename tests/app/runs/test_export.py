@@ -44,6 +44,15 @@ def encoder(tiny, tmp_path_factory):
     return folder / "run"
 
 
+@pytest.fixture(scope="module")
+def centred(tiny, tmp_path_factory):
+    """A finished run of a head on scattering features around a released centre, as by default."""
+    out = tmp_path_factory.mktemp("centred") / "run"
+    options = {"model": "scattering", "model_options": {}, "release_centre": 4.0, "lr": 0.5}
+    execute(tiny.replace(batch_size=1438, epochs=2, **options), out)
+    return out
+
+
 def outputs(model):
     with torch.no_grad():
         return model.module(to_float(_images(model)))
@@ -85,8 +94,18 @@ def test_onnx_has_neither_paths_nor_code_of_the_operator(plain, tmp_path, monkey
     assert len(notes("with")) == 3
 
 
+def test_the_module_for_onnx_subtracts_the_released_centre(centred):
+    """The control: with another centre it predicts otherwise."""
+    model = load_run_model(centred)
+    module, pixels = export_module._without_complex(model), to_float(_images(model))
+    with torch.no_grad():
+        torch.testing.assert_close(module(pixels), outputs(model), atol=1e-5, rtol=1e-5)
+        module.centre.zero_()
+        assert (module(pixels) - outputs(model)).abs().max() > 1e-2
+
+
 @pytest.mark.slow  # the exporter takes seconds to import
-@pytest.mark.parametrize("which", ["plain", "encoder"])
+@pytest.mark.parametrize("which", ["plain", "encoder", "centred"])
 def test_onnx_predicts_the_same_on_any_number_of_images(which, request, tmp_path):
     import onnxruntime
 

@@ -232,7 +232,7 @@ def _without_complex(model: RunModel) -> nn.Module:
     if not isinstance(module, FeatureModel):
         return _merged(module)
     if isinstance(module.extractor, ScatteringFeatures):
-        return RealScattering(module.extractor, module.linear_head())
+        return RealScattering(module.extractor, module.linear_head(), module.centre)
     raise RunError(
         f"{model.facts.model} cannot be exported to ONNX, since torch does not compute its "
         "features: use --to safetensors, which holds features and head"

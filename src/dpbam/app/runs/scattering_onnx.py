@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpbam.features import ScatteringFeatures
+from dpbam.features import ScatteringFeatures, recentre_rows
 from dpbam.heads import LinearHead
 
 _Pair = tuple[Tensor, Tensor]  # real and imaginary part
@@ -27,6 +27,7 @@ class RealScattering(nn.Module):
     Args:
         features: of the model.
         head: its linear scores of features of norm 1.
+        centre: what the model subtracts from features before its head, [D]; None: nothing.
     """
 
     rows: Tensor
@@ -37,8 +38,13 @@ class RealScattering(nn.Module):
     weight: Tensor
     bias: Tensor
 
-    def __init__(self, features: ScatteringFeatures, head: LinearHead) -> None:
+    centre: Tensor | None
+
+    def __init__(
+        self, features: ScatteringFeatures, head: LinearHead, centre: Tensor | None
+    ) -> None:
         super().__init__()
+        self.register_buffer("centre", None if centre is None else centre.double())
         scattering = features._scattering
         self.scales, self.paths, self.mirror = features.scales, scattering.paths, features.mirror
         cell = scattering.cell
@@ -89,6 +95,8 @@ class RealScattering(nn.Module):
         values = projected.flatten(1)
         values = values - values.mean(dim=1, keepdim=True)
         unit = values / values.square().sum(dim=1, keepdim=True).sqrt().clamp(min=_LEAST)
+        if self.centre is not None:
+            unit = recentre_rows(unit, self.centre)
         return (unit @ self.weight.T + self.bias).float()
 
     def _transform(self, pair: _Pair, k: int, *, inverse: bool) -> _Pair:
