@@ -16,7 +16,7 @@ from dpbam.app.report.html import build, in_units, render
 from dpbam.app.report.records import Run, read_run, unit_of
 from dpbam.app.report.statement import headline, privacy
 from dpbam.app.report.tables import results, side_by_side
-from dpbam.app.runs.documents import Statement
+from dpbam.app.runs.documents import Attacks, Statement
 from dpbam.app.runs.meaning import used_settings
 from dpbam.catalogue import FIGURES
 from dpbam.privacy.accounting import Charge, total_epsilon
@@ -145,6 +145,17 @@ def test_models_of_the_same_data_add_up(tmp_path: Path) -> None:
     assert ("epsilon", "2.977", "2.977", "infinite") in view.facts.rows
 
 
+def test_several_runs_state_the_largest_advantage_of_one_model(tmp_path: Path) -> None:
+    """Runs of one epsilon may differ in what an attacker achieves; the weakest one counts."""
+    runs = [read_run(write_run(tmp_path / m, method=m)) for m in ("dp-sgd", "bam")]
+    runs = [
+        replace(run, statement=changed(run, trade_off=attacks(advantage)))
+        for run, advantage in zip(runs, (0.39, 0.558), strict=True)
+    ]
+    for order in (runs, runs[::-1]):
+        assert "at most 77.9% of the time" in privacy(groups(order)).promise
+
+
 def test_warnings_come_first(tmp_path: Path) -> None:
     seeded = privacy(groups([read_run(write_run(tmp_path / "a", seed=1))]))
     assert [title for title, _ in seeded.warnings] == ["Research only"]
@@ -163,6 +174,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def changed(run: Run, **changes: object) -> Statement:
     assert run.statement is not None
     return run.statement.model_copy(update=changes)
+
+
+def attacks(advantage: float) -> Attacks:
+    return Attacks(
+        true_positive_rates={}, advantage=advantage, advantage_of_several={}, reconstruction={},
+        gaussian_mu=1.0, gaussian_regret=0.0, gaussian_least_error=1e-9, profile=[],
+    )  # fmt: skip
 
 
 def test_accuracy_has_its_interval_and_epsilon_one_sentence(run: Run) -> None:

@@ -93,7 +93,8 @@ def _together(runs: Sequence[Run]) -> tuple[str, str]:
     delta = max(statement.delta for statement in statements)
     accountant = str(private[0].config.get("accountant", "pld"))
     total = total_epsilon(_charges(statements), delta, accountant=accountant)
-    sentence = privacy_sentence(max(private, key=lambda run: run.epsilon))
+    # runs of one epsilon still differ in what an attacker achieves: the weakest is stated
+    sentence = privacy_sentence(max(private, key=_right_guesses))
     return up(total), (
         f"at δ = {shown(delta)}, if all {len(private)} private models are published: they were "
         "trained on the same data, and their budgets add up. If one model is published, "
@@ -214,13 +215,18 @@ def privacy_sentence(run: Run) -> str:
         return "There is no privacy: the model was trained without noise, as a reference."
     if statement is None or not math.isfinite(statement.epsilon):
         return "The training has not finished, so that nothing is promised yet."
-    right = right_guesses(statement.epsilon, statement.delta, statement.trade_off)
+    right = _right_guesses(run)
     return (
         f"Someone who knows all other training data, and guesses whether one {run.unit} was used "
         f"or left out, is right at most {up(min(100.0, 100 * right), 3)}% of the time with the "
         "model, and 50% without it "
         f"(ε = {up(statement.epsilon)}, δ = {shown(statement.delta)})."
     )
+
+
+def _right_guesses(run: Run) -> float:
+    s = run.statement
+    return math.inf if s is None else right_guesses(s.epsilon, s.delta, s.trade_off)
 
 
 def _publish(run: Run) -> str:
