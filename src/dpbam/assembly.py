@@ -64,6 +64,24 @@ def check_oracle(oracle: PrivateGradientOracle, loss: Loss, *, filtered: bool) -
                           filter=oracle.filter)  # fmt: skip
 
 
+def check_instance(name: str, component: object, base: type) -> None:
+    """Refuse a component that is no object of its base class; None is left to the caller.
+
+    Example:
+        >>> check_instance("method", "bam", Method)
+        Traceback (most recent call last):
+        ...
+        dpbam.errors.ArgumentTypeError: method must be an object of a dpbam.methods.Method, got ...
+    """
+    if component is None or isinstance(component, base):
+        return
+    what = f"the class {component.__name__}" if isinstance(component, type) else repr(component)
+    raise ArgumentTypeError(
+        f"{name} must be an object of a {base.__module__}.{base.__name__}, got {what}: make one, "
+        f"with its options, and pass it"
+    )
+
+
 def check_parts(oracle: PrivateGradientOracle, parts: Mapping[str, Tensor]) -> None:
     """Refuse parts of a state for which the oracle has no component: they would be lost.
 

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dpbam import _validate
-from dpbam.assembly import check_oracle, check_parts
+from dpbam.assembly import check_instance, check_oracle, check_parts
 from dpbam.batches import LogicalBatch, Views
 from dpbam.compute import Compute, Runner
 from dpbam.distributed import Ranks
@@ -155,6 +155,9 @@ class PrivateGradientOracle:
             )
         self.model, self.loss, self.plan = model, loss, plan
         self.method = DPSGD() if method is None else method
+        for name, given, base in (("method", method, Method), ("clipping", clipping, Clipping),
+                                  ("filter", filter, Filter)):  # fmt: skip
+            check_instance(name, given, base)
         self.clipping = plan.clipper() if clipping is None else clipping
         self.sampling = _validate.one_of("sampling", sampling, SAMPLINGS)
         self.randomness = Randomness(seed)

@@ -101,7 +101,7 @@ def test_a_delta_above_one_over_n_is_warned_of() -> None:
 
 @pytest.mark.parametrize("given", [{}, {"epochs": 1, "steps": 5}])
 def test_calibration_needs_epochs_or_steps(given: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="give either epochs or steps"):
+    with pytest.raises(ValueError, match="give epochs or steps"):
         PrivacyPlan.calibrate(epsilon=1, delta=1e-5, n=100, batch_size=10, **given)
 
 

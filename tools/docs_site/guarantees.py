@@ -45,7 +45,7 @@ HELPERS = {
     "accountant_version", "quiet", "GaussianBound", "Entry", "preview", "note",
     "release_reservation", "stored_ledger", "check_steps", "WriterLock", "BudgetFile",
     "BudgetPreview", "is_lost", "explain_loss",
-    "has_own_code", "call_hook", "is_built_in_function",
+    "has_own_code", "call_hook", "is_built_in_function", "check_instance",
 }  # fmt: skip
 _HEAD = """# Guarantees
 

@@ -412,7 +412,8 @@ def _steps(n: int, batch_size: int, epochs: float | None, steps: int | None) -> 
     _validate.count("n", n)
     _validate.count("batch_size", batch_size)
     if (epochs is None) == (steps is None):
-        raise ArgumentError("give either epochs or steps, and not both")
+        both = "" if epochs is None else ", not both"
+        raise ArgumentError(f"give epochs or steps{both}: how long the training is")
     if steps is not None:
         return _validate.count("steps", steps)
     return epoch_steps(n, batch_size, _validate.positive("epochs", epochs))
