@@ -31,6 +31,7 @@ from dpbam.errors import ArgumentError
 if TYPE_CHECKING:
     from torch import Tensor
 
+NOISE_KEY_BITS = 192  # of SFC64, which generates the noise
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64: splitmix64's increment
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB

@@ -3,6 +3,7 @@ import json
 import math
 import re
 import runpy
+import secrets
 import sys
 import types
 from pathlib import Path
@@ -24,6 +25,8 @@ from dpbam.app.runs.statement_text import right_guesses, to_html, to_markdown
 from dpbam.data import load_pair
 from dpbam.privacy.accounting import Charge
 from dpbam.privacy.ledger import Ledger
+from dpbam.privacy.noise import GaussianNoise
+from dpbam.privacy.randomness import Randomness
 from dpbam.privacy.rounding import up
 
 IDENTITY = {
@@ -105,6 +108,29 @@ def test_a_seeded_run_is_for_research_only(tiny):
     assert "**Research only**" in text
     assert "reproducible, research only" in text
     assert "operating system's entropy" not in text
+
+
+def test_the_noise_is_described_as_it_is_drawn(tiny, monkeypatch):
+    """The size of a key and of a block are those of the draws, whose entropy is counted here."""
+    keys, real = [], secrets.token_bytes
+
+    def token_bytes(count):
+        keys.append(count)
+        return real(count)
+
+    def keys_of(coordinates):
+        keys.clear()
+        GaussianNoise(Randomness()).add({"w": torch.zeros(coordinates)}, 1.0, 0)
+        return keys
+
+    text = made(tiny.replace(seed=None)).noise_mode
+    (bits,) = re.findall(r"a new key of (\d+) bits per step and block", text)
+    (block,) = re.findall(r"block of ([\d,]+) coordinates", text)
+    block = int(block.replace(",", ""))
+    monkeypatch.setattr(secrets, "token_bytes", token_bytes)
+    assert keys_of(block) == [int(bits) // 8]
+    assert keys_of(block + 1) == 2 * [int(bits) // 8]
+    assert "Gaussian by Box and Muller's formula in single precision plus a fine uniform" in text
 
 
 def test_lost_steps_are_named_and_counted(tiny):

@@ -30,6 +30,7 @@ from dpbam.catalogue import CLIPPINGS, FILTERS, METHODS, MODELS, Kind
 from dpbam.data.registry import is_public
 from dpbam.privacy import accounting
 from dpbam.privacy.plan import RELATION, PrivacyPlan
+from dpbam.privacy.randomness import NOISE_KEY_BITS
 from dpbam.privacy.rounding import up
 from dpbam.privacy.tradeoff import LEAST_ERROR, trade_off
 from dpbam.training.events import EvaluationReport
@@ -48,9 +49,10 @@ _SEEDED = (
     "sensitive data"
 )
 _FRESH = (
-    "from the operating system's entropy, 256 new bits per step and block of 65,536 "
-    "coordinates, never used twice; Gaussian in double precision, not hardened against "
-    "attacks on floating-point rounding"
+    "from the operating system's entropy, a new key of {bits} bits per step and block of "
+    "{coordinates:,} coordinates, never used twice; Gaussian by Box and Muller's formula in single "
+    "precision plus a fine uniform term in double precision, not hardened against attacks on "
+    "floating-point rounding"
 )
 _SECURE = (
     "secure: noise and Poisson draws from AES-256 in counter mode under new keys of the operating "
@@ -67,7 +69,6 @@ _SHARED = (
     "those the published accuracy is a further release, and it is not an accuracy on new ones"
 )
 _CLOSED_FORM = "a linear head in closed form, solved from second moments that were released once"
-_MODES = {"standard": _FRESH, "secure": _SECURE}
 _WHO_SEES_WHAT = {
     "the operator, who trains": "the data, and everything in the run folder: trusted",
     "everyone else": "the files that may be published, and what is computed from them; they may "
@@ -158,7 +159,7 @@ def settled(config: RunConfig, plan: PrivacyPlan, public_weights: PublicWeights 
         own_code=_own_code(config),
         seeded=config.seed is not None,
         noise=config.noise,
-        noise_mode=_SEEDED if config.seed is not None else _MODES[config.noise],
+        noise_mode=_noise_mode(config),
         initial_weights=_initial(config, public_weights),
         public_weights=public_weights,
         tuned_on=(
@@ -339,6 +340,18 @@ def released_files(config: RunConfig) -> list[str]:
     counts = ["class-counts.json"] if config.release_counts else []
     counts += ["feature-centre.json"] if config.release_centre else []
     return counts + (["statistics.jsonl"] if config.release_norms else [])
+
+
+def _noise_mode(config: RunConfig) -> str:
+    from dpbam.privacy.noise import BLOCK  # torch
+
+    if config.seed is not None:
+        return _SEEDED
+    return (
+        _SECURE
+        if config.noise == "secure"
+        else _FRESH.format(bits=NOISE_KEY_BITS, coordinates=BLOCK)
+    )
 
 
 def _weights(config: RunConfig) -> str:
