@@ -390,3 +390,30 @@ def test_a_run_reports_as_many_problems_of_a_table_as_the_check(tmp_path):
           error.value.problems)  # fmt: skip
     assert "has no age: fill it in, or leave the line out; 2 more problems" in str(error.value)
     assert inspect(str(tmp_path), Options(**options))[0].problems == list(error.value.problems)
+
+
+def test_every_path_is_printed_as_the_user_gave_it(tmp_path, monkeypatch):
+    broken_set(tmp_path / "scans")
+    monkeypatch.chdir(tmp_path)
+    problems, _ = listed("scans", unit="patient")
+    assert not [problem for problem in problems if str(tmp_path) in problem]
+    for words in (
+        "line 13 of scans/labels.csv", "scans/labels.csv lists one file twice",
+        "images of scans differ in size", "scans/3.png is not an image",
+    ):  # fmt: skip
+        assert sum(words in problem for problem in problems) == 1, (words, problems)
+    with pytest.raises(DataError, match=r"^line 13 of scans/labels\.csv"):
+        load("scans")
+
+
+def test_a_folder_of_masks_and_the_current_folder_keep_their_spelling(tmp_path, monkeypatch):
+    for k in range(3):
+        write_image(tmp_path / "images" / f"{k}.png", seed=k)
+        write_image(tmp_path / "masks" / f"{k}.png", seed=k, size=(8, 8) if k else (4, 4))
+    (tmp_path / "masks" / "1.png").write_bytes(b"no")
+    (tmp_path / "masks" / "2.png").unlink()
+    monkeypatch.chdir(tmp_path)
+    problems, parts = listed(".")
+    every(["the mask masks/0.png is 4x4", "masks/1.png is not an image",
+           "images/2.png has no mask masks/2.png"], problems)  # fmt: skip
+    assert parts["train"].name == f"{tmp_path.name}/train"

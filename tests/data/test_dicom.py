@@ -155,7 +155,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("tags", "sentence"), BAD.values(), ids=BAD)
-def test_a_file_that_cannot_be_used_is_named(tmp_path, tags, sentence):
+def test_a_file_that_cannot_be_used_is_named(tmp_path, monkeypatch, tags, sentence):
     for k in range(4):
         write(tmp_path / "ab"[k % 2] / f"{k}.dcm", values(k), PatientID=f"P{k}")
     write(tmp_path / "a" / "bad.dcm", PatientID="P9", **tags)
@@ -164,6 +164,10 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path, tags, sentence):
     findings, parts = inspect(str(tmp_path), Options(image_size=SHAPE))
     problems = findings.problems + check(parts["train"], parts["test"])
     assert sum("bad.dcm" in problem for problem in problems) == 1
+    monkeypatch.chdir(tmp_path)
+    findings, parts = inspect("a/..", Options(image_size=SHAPE))
+    problems = findings.problems + check(parts["train"], parts["test"])
+    assert [problem.partition(" ")[0] for problem in problems] == ["a/../a/bad.dcm"]
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 128 + b"DICM", b"\0" * 128 + b"DICM" + b"x" * 99])

@@ -122,11 +122,12 @@ class FileImages(DecodedImages):
         window: Window | None = None, shown: Path | None = None,
     ) -> None:  # fmt: skip
         super().__init__(len(paths), size, channels, resize)
-        self._root, self._paths, self.window = root, list(paths), window
+        # files are opened by absolute paths, which os.chdir does not change
+        self._root, self._paths, self.window = root.resolve(), list(paths), window
         self._shown = shown or root  # as the user named it
 
     def open(self, index: int) -> AbstractContextManager[Image.Image]:
-        return open_image(self._root / self._paths[index], window=self.window)
+        return open_image(self._root / self._paths[index], self.describe(index), self.window)
 
     def select(self, indices: Indices) -> Images:
         paths = [self._paths[i] for i in indices]
@@ -171,8 +172,7 @@ def read_images(
         (1, 1, 28, 28)
     """
     channels, height, width = shape
-    absolute = [str(Path(path).absolute()) for path in paths]
-    images = FileImages(Path(), absolute, (height, width), channels, True, window)
+    images = FileImages(Path(), list(map(str, paths)), (height, width), channels, True, window)
     return images.read(np.arange(len(paths), dtype=np.int64))
 
 
@@ -268,7 +268,7 @@ def open_image(
     """Open an image, a path or a file object named ``where``; every error names it."""
     call = where or str(source)
     if isinstance(source, Path) and source.suffix.lower() not in SUFFIXES and is_dicom(source):
-        yield read_image(source, window)
+        yield read_image(source, window, call)
         return
     pillow = _pillow()
     try:

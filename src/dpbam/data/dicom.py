@@ -56,98 +56,100 @@ def is_dicom(path: Path) -> bool:
 
 def read_header(path: Path) -> Header:
     """Return the patient and whether there is a window; refuse a file that cannot be used."""
-    with _open(path, pixels=False) as data:
+    with _open(path, str(path), pixels=False) as data:
         patient = str(data.get("PatientID") or "").strip(" \0")
         return Header(patient, "WindowWidth" in data or "VOILUTSequence" in data)
 
 
-def read_image(path: Path, window: Window | None = None) -> Image.Image:
+def read_image(path: Path, window: Window | None = None, where: str | None = None) -> Image.Image:
     """Return a file's one image with 8 bits per channel, grey or RGB.
 
     Args:
         path: of the file.
         window: centre and width to show grey values by; None: the file's own.
+        where: the file's name in an error; None: its path.
     """
-    with _open(path, pixels=True) as data:
+    where = where or str(path)
+    with _open(path, where, pixels=True) as data:
         stored = np.asarray(data.pixel_array)
         colour = data.PhotometricInterpretation in _COLOUR
-        levels = stored.astype(np.uint8) if colour else _grey(stored, data, window)
+        levels = stored.astype(np.uint8) if colour else _grey(stored, data, window, where)
         image: Image.Image = require("PIL.Image", "reading image files").fromarray(levels)
         return image
 
 
 @contextmanager
-def _open(path: Path, *, pixels: bool) -> Iterator[Any]:
+def _open(path: Path, where: str, *, pixels: bool) -> Iterator[Any]:
     """Open a file that can be used; every error names it."""
     try:
         import pydicom
         from pydicom import config
     except ImportError:
-        raise DataError(f"{path} is a DICOM file: pip install 'dpbam[dicom]' to read it") from None
+        raise DataError(f"{where} is a DICOM file: pip install 'dpbam[dicom]' to read it") from None
     config.settings.reading_validation_mode = config.IGNORE  # its warnings quote values
     try:
         data = pydicom.dcmread(path, stop_before_pixels=not pixels, force=False)
-        _check(data, path)
+        _check(data, where)
         yield data
     except (DataError, MemoryError, ImportError):
         raise
     except Exception as error:  # a damaged file can fail in any way, in any decoder
         kind = type(error).__name__  # its text may quote the file, and so a patient
-        raise DataError(f"{path} cannot be read as DICOM ({kind}): it may be damaged") from error
+        raise DataError(f"{where} cannot be read as DICOM ({kind}): it may be damaged") from error
 
 
-def _check(data: Any, path: Path) -> None:
+def _check(data: Any, where: str) -> None:
     """Refuse a file without exactly one image that can be decoded and shown."""
     rows, columns = int(data.get("Rows") or 0), int(data.get("Columns") or 0)
     if not rows or not columns:
-        raise DataError(f"{path} has no image: leave reports and other objects out of the folder")
+        raise DataError(f"{where} has no image: leave reports and other objects out of the folder")
     if (frames := int(data.get("NumberOfFrames") or 1)) > 1:
         raise DataError(
-            f"{path} has {frames} frames: write each as a file of its own, with its patient"
+            f"{where} has {frames} frames: write each as a file of its own, with its patient"
         )
     largest = require("PIL.Image", "reading image files").MAX_IMAGE_PIXELS
     if largest and rows * columns > largest:
-        raise DataError(f"{path} claims {rows}x{columns} pixels, which is too large: shrink it")
+        raise DataError(f"{where} claims {rows}x{columns} pixels, which is too large: shrink it")
     kind = str(data.get("PhotometricInterpretation") or "none")
     if kind not in (*_GREY, *_COLOUR):
-        raise DataError(f"{path} has the photometric interpretation {kind}: convert it to grey")
+        raise DataError(f"{where} has the photometric interpretation {kind}: convert it to grey")
     if kind in _COLOUR and int(data.BitsAllocated) != 8:
-        raise DataError(f"{path} has colours of {data.BitsAllocated} bits: convert them to 8")
-    _check_decoder(data, path)
+        raise DataError(f"{where} has colours of {data.BitsAllocated} bits: convert them to 8")
+    _check_decoder(data, where)
 
 
-def _check_decoder(data: Any, path: Path) -> None:
+def _check_decoder(data: Any, where: str) -> None:
     from pydicom.pixels.decoders.base import get_decoder
 
     syntax = data.file_meta.TransferSyntaxUID
     try:
         available = get_decoder(syntax).is_available
     except NotImplementedError:
-        raise DataError(f"{path} is compressed as {syntax.name}, which no decoder reads") from None
+        raise DataError(f"{where} is compressed as {syntax.name}, which no decoder reads") from None
     if not available:
         raise DataError(
-            f"{path} is compressed as {syntax.name}, for which no decoder is installed: pip "
+            f"{where} is compressed as {syntax.name}, for which no decoder is installed: pip "
             "install 'pylibjpeg[all]'"
         )
 
 
-def _grey(stored: NDArray[Any], data: Any, window: Window | None) -> Pixels:
+def _grey(stored: NDArray[Any], data: Any, window: Window | None, where: str) -> Pixels:
     """Return 0..255: rescaled, windowed, and inverted where 0 is white."""
     from pydicom.pixels.processing import apply_modality_lut
 
     values = np.asarray(apply_modality_lut(stored, data), dtype=np.float64)
-    shown = _apply_window(values, data) if window is None else _linear(values, *window)
+    shown = _apply_window(values, data, where) if window is None else _linear(values, *window)
     level = 1 - shown if data.PhotometricInterpretation == "MONOCHROME1" else shown
     return np.asarray((255 * level.clip(0, 1)).round(), dtype=np.uint8)
 
 
-def _apply_window(x: NDArray[np.float64], data: Any) -> NDArray[np.float64]:
+def _apply_window(x: NDArray[np.float64], data: Any, where: str) -> NDArray[np.float64]:
     """Map values to 0 .. 1 and beyond, by formulas of the standard (PS3.3, C.11.2.1)."""
     if "WindowWidth" in data:
         c, w = (float(np.ravel(data[k].value)[0]) for k in ("WindowCenter", "WindowWidth"))
         function = str(data.get("VOILUTFunction") or "LINEAR")
         if w <= 0 or (function == "LINEAR" and w < 1):
-            raise DataError(f"{data.filename} has a window of width {w:g}: it must be at least 1")
+            raise DataError(f"{where} has a window of width {w:g}: it must be at least 1")
         if function == "SIGMOID":
             return np.asarray(1 / (1 + np.exp(-4 * (x - c) / w)))
         if function == "LINEAR_EXACT":

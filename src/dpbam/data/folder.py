@@ -81,7 +81,8 @@ class Listing:
 
 def open_folder(argument: str, options: Options) -> Splits:
     """Return the splits of an image folder."""
-    root, findings = Path(argument).expanduser().resolve(), options.findings
+    # not resolved: every message has paths as the user gave them
+    root, findings = Path(argument).expanduser(), options.findings
     listing = _list(root, options)
     if not listing.rows:
         findings.stop()
@@ -92,9 +93,9 @@ def open_folder(argument: str, options: Options) -> Splits:
     if "train" not in splits:
         problem = f"{argument} has {' and '.join(splits)} images but none to train on"
         findings.problems.append(problem)
-    call, shown = root.name or "folder", Path(argument)
+    call = root.resolve().name or "folder"
     # one format for all splits; nothing is opened before a table is known to be right
-    images = cache(lambda: _open_images(root, [row.path for row in listing.rows], shown, options))
+    images = cache(lambda: _open_images(root, [row.path for row in listing.rows], options))
 
     def make_table(split: str) -> Table:
         chosen = np.array([k for k, row in enumerate(listing.rows) if row.split == split], np.int64)
@@ -118,7 +119,7 @@ def open_folder(argument: str, options: Options) -> Splits:
             task=listing.task,
             unit=unit,
             places=[
-                f"line {row.line} of {TABLE}" if row.line else str(shown / row.path) for row in rows
+                f"line {row.line} of {TABLE}" if row.line else str(root / row.path) for row in rows
             ],
         )
 
@@ -151,14 +152,14 @@ def _list(root: Path, options: Options) -> Listing:
     return listing
 
 
-def _open_images(root: Path, paths: list[str], shown: Path, options: Options) -> FileImages:
+def _open_images(root: Path, paths: list[str], options: Options) -> FileImages:
     """All images of all splits, in one format."""
     window = options.dicom_window if is_dicom(root / paths[0]) else None
     size, channels = common_format(
         lambda k: open_image(root / paths[k], window=window), paths.__getitem__, len(paths),
         options, str(root),
     )  # fmt: skip
-    return FileImages(root, paths, size, channels, options.resizes, window, shown)
+    return FileImages(root, paths, size, channels, options.resizes, window)
 
 
 def _read_patients(root: Path, listing: Listing, options: Options) -> str | None:
@@ -365,7 +366,7 @@ def _row(
 def _check_inside(root: Path, path: str, where: str, by_name: Mapping[str, list[str]]) -> None:
     """Refuse a file that a table names unless it is one of the folder."""
     real = (root / path).resolve()
-    if not real.is_relative_to(root):
+    if not real.is_relative_to(root.resolve()):
         raise DataError(f"{where} names {path}, which is outside the folder")
     if not real.is_file():
         # usual: the separator of Windows, no suffix, or no folder
@@ -384,7 +385,7 @@ def _split_of(path: str, has_splits: bool) -> tuple[str | None, tuple[str, ...]]
 
 def find_images(root: Path) -> tuple[list[str], tuple[str, ...]]:
     """Return the images under ``root`` as sorted relative paths, and notes on what was ignored."""
-    paths: list[str] = []
+    paths, real = list[str](), root.resolve()
     hidden = other = outside = 0
     for here, folders, files in os.walk(root):  # links to folders are not followed
         outside += sum((Path(here) / name).is_symlink() for name in folders)
@@ -395,7 +396,7 @@ def find_images(root: Path) -> tuple[list[str], tuple[str, ...]]:
                 hidden += 1
             elif path.suffix.lower() not in SUFFIXES and not is_dicom(path):
                 other += 1
-            elif path.is_symlink() and not path.resolve().is_relative_to(root):
+            elif path.is_symlink() and not path.resolve().is_relative_to(real):
                 outside += 1
             else:
                 paths.append(path.relative_to(root).as_posix())
