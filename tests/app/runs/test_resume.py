@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from dpbam.app.runs import (
     Budget,
@@ -17,7 +18,9 @@ from dpbam.app.runs import (
     stored_config,
 )
 from dpbam.app.runs.budget import by_kind
+from dpbam.app.runs.documents import Statement
 from dpbam.app.runs.execution import _Session
+from dpbam.app.runs.statement_check import check_statement
 from dpbam.contenders.clippings import AdaptiveClipping
 from dpbam.contenders.disk import KalmanStep
 from dpbam.distributed import Ranks
@@ -283,6 +286,32 @@ def test_epochs_stay_where_the_shape_of_training_depends_on_them(begun, shape):
     out = begun(**shape)
     with pytest.raises(RunError, match="epochs was 1"):
         resume(out, epochs=2)
+
+
+def test_moved_data_is_known_by_its_content(begun, tmp_path):
+    """Folders and .npz files may move; the statement then names the test records as they are."""
+    rng = np.random.default_rng(0)
+    for split, records in (("train", 500), ("test", 50)):
+        for k, image in enumerate(rng.integers(0, 256, (records, 8, 8), np.uint8)):
+            place = tmp_path / "old" / split / "ab"[k % 2]
+            place.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(place / f"{k:03}.png")
+    old, moved = tmp_path / "old", tmp_path / "moved"
+    out = begun(data=str(old), batch_size=100)
+    old.rename(moved)
+    with pytest.raises(RunError, match=r"data was .*old when the run began and cannot become dig"):
+        resume(out, data="digits")
+    for split, name in (("train", "data"), ("test", "test data")):
+        shutil.copytree(moved, tmp_path / f"other-{split}")
+        first = tmp_path / f"other-{split}" / split / "a" / "000.png"
+        Image.fromarray(np.zeros((8, 8), np.uint8)).save(first)
+        with pytest.raises(RunError, match=rf"/{split} is not the {name} that the run began with"):
+            resume(out, data=str(tmp_path / f"other-{split}"))
+    resume(out, data=str(moved))
+    assert stored_config(out).data == str(moved)
+    statement = Statement.read(out / "privacy-statement.json")
+    assert statement.evaluated_on.set == "moved/test"
+    check_statement(RunFolder(out), statement)
 
 
 def test_other_data_is_refused(begun, tmp_path):

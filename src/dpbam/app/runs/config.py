@@ -90,7 +90,7 @@ class RunConfig(BaseModel):
     # fmt: off
     data: str = _data(
         "A data set: a folder, a file, a name, or module:function.", "digits", common=True,
-        code=True, unset="required",
+        code=True, unset="required", resume="moved",
     )
     data_root: Path | None = _data(
         "Where downloads live (or set DPBAM_DATA).", resume="always", distinguishes=False,

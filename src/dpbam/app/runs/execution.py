@@ -29,6 +29,7 @@ from dpbam.app.runs.facts import (
     check_unchanged,
     initial_tensors,
     new_facts,
+    test_facts,
 )
 from dpbam.app.runs.files import DiskError, disk_error, write_atomic
 from dpbam.app.runs.first_release import apply_first_release
@@ -119,7 +120,9 @@ def _resumed(folder: RunFolder, config: RunConfig, ranks: Ranks) -> tuple[RunFac
     cache = folder.non_private if ranks.leads else None
     prepared = prepare(fitted, noise_multiplier=facts.noise_multiplier or None, cache=cache)
     check_prepared(facts, prepared, ranks.world)
-    return facts.model_copy(update={"config": config}), prepared
+    # the same records may have another name, where the data was moved
+    update = {"config": config, "test": test_facts(prepared)}
+    return facts.model_copy(update=update), prepared
 
 
 def _follow(prepared: Prepared, out: Path, ranks: Ranks) -> RunResult:

@@ -5,7 +5,7 @@ The definition of a setting says whether it may change on resume
 Device, engine and physical batch size, and the number of processes, may in an unseeded run: they
 change the last bits, and a seeded run is the same to the bit. The epochs may with constant
 schedules and without swa or a warm-up of lambda, whose shape depends on them, within the configured
-epsilon.
+epsilon. The data may be at another path, if training and test records are the same.
 
 Buffers and frozen parameters are published with the trained ones. A forward pass that wrote into
 them would publish facts about the training data without noise. So a run records the SHA-256 of
@@ -21,6 +21,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpbam._version import __version__
@@ -29,6 +30,8 @@ from dpbam.app.runs.documents import InitialTensors, RunFacts, TestFacts
 from dpbam.app.runs.files import FORMAT
 from dpbam.app.runs.run import RunError
 from dpbam.app.runs.settings import policies
+from dpbam.catalogue import SOURCES
+from dpbam.data.registry import is_function
 from dpbam.privacy.rounding import up
 
 if TYPE_CHECKING:
@@ -87,7 +90,13 @@ def check_config(facts: RunFacts, config: RunConfig) -> None:
     stored, new = facts.config, config
     lengthless = "warmup" not in stored.method_options and stored.swa is None
     constant = stored.schedule == "constant" and lengthless
-    allowed = {"always": True, "unseeded": stored.seed is None, "constant": constant}
+    moved = _kind_of_path(stored.data) == _kind_of_path(new.data) != ""
+    allowed = {
+        "always": True,
+        "unseeded": stored.seed is None,
+        "constant": constant,
+        "moved": moved,
+    }
     for name, policy in policies(RunConfig).items():
         old, now = getattr(stored, name), getattr(new, name)
         if old == now or allowed.get(policy.resume, False):
@@ -108,6 +117,11 @@ def check_prepared(facts: RunFacts, prepared: Prepared, world: int = 1) -> None:
         raise RunError(
             f"{prepared.train.name} is not the data that the run began with: restore it, or start "
             "a new run with another --out"
+        )
+    if replace(prepared.test, columns={}).fingerprint() != facts.non_private_test_records:
+        raise RunError(
+            f"{prepared.test.name} is not the test data that the run began with: restore it, or "
+            "start a new run with another --out"
         )
     if prepared.public_weights != facts.public_weights:
         raise RunError(
@@ -143,6 +157,19 @@ def _check_machine(facts: RunFacts, world: int) -> None:
             f"the seeded run began on {facts.ranks} processes, here are {world}: sums of "
             "other parts differ in the last bits; resume it on as many"
         )
+
+
+def _kind_of_path(data: str) -> str:
+    """Return what is at a path, as far as its name says; empty of what is no path.
+
+    Example:
+        >>> [_kind_of_path(data) for data in ("/old/scans", "scans.npz", "digits", "hf:org/set")]
+        ['folder', 'npz', '', '']
+    """
+    source = SOURCES.get(data.partition(":")[0])
+    if (source is not None and source.named) or is_function(data):
+        return ""
+    return "npz" if Path(data).suffix == ".npz" else "folder"
 
 
 def _show(value: object) -> str:

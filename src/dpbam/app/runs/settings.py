@@ -27,7 +27,7 @@ from dpbam._names import did_you_mean
 from dpbam.catalogue import Arguments, Kind
 from dpbam.errors import ArgumentError
 
-Resume = Literal["never", "always", "unseeded", "constant"]
+Resume = Literal["never", "always", "unseeded", "constant", "moved"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ class Policy:
 
     Attributes:
         resume: whether a resumed run may change it: "never"; "always"; "unseeded", which changes
-            the last bits; "constant", where no schedule depends on the length of the run.
+            the last bits; "constant", where no schedule depends on the length of the run; "moved",
+            for another path of the same kind, whose content is compared.
         published: a report for publication may show it. Paths reveal where data are, and a seed
             lets anyone compute the noise and subtract it.
         distinguishes: runs with different values are compared, and not one group of seeds.
