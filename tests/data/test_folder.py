@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from dpbam.data import DataError, check, load, load_pair
+from dpbam.data.registry import inspect
+from dpbam.data.sources import Options
 
 from .helpers import write_image
 
@@ -129,11 +131,41 @@ def test_an_empty_class_is_a_class_and_a_problem(tmp_path):
     assert check(train, test) == [f"{train.name} has no images of 1 class: 'never'"]
 
 
-@pytest.mark.parametrize("layout", [{}, {"": 3}, {"train": 2}])
-def test_no_images(tmp_path, layout):
-    tree(tmp_path, layout)
-    with pytest.raises(DataError, match=r"there are no images in"):
+def test_no_images(tmp_path):
+    (tmp_path / "a").mkdir()
+    with pytest.raises(DataError, match=r"there are no images in .*: looked for .*\.png"):
         load(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("layout", "options", "lack", "way_out"),
+    [
+        ({"flat": 3}, {}, "no class folders", "move each into a folder of its class (CLASS/x.png)"),
+        ({"flat": 2, "flat/.a": 1, "flat/.b": 1}, {}, "no class folders", "file and label"),
+        ({"flat/train": 2}, {}, "no class folders", "(train/CLASS/x.png)"),
+        ({"flat/train": 2, "flat/other/a": 1}, {}, "no class folders", "(train/CLASS/x.png)"),
+        ({"flat": 3}, {"task": "segmentation"}, "no folders images and masks", "file and mask"),
+    ],
+)
+def test_images_without_labels_are_counted_and_a_way_out_is_named(
+    tmp_path, monkeypatch, layout, options, lack, way_out
+):
+    tree(tmp_path, layout)
+    monkeypatch.chdir(tmp_path)
+    seen = sum(count for folder, count in layout.items() if "/." not in folder)
+    with pytest.raises(DataError) as error:
+        load("flat", **options)
+    sentence = str(error.value)
+    assert sentence.startswith(f"flat has {seen} images, but {lack} and no labels.csv: move ")
+    assert way_out in sentence
+    assert inspect("flat", Options(**options))[0].problems == [sentence]
+
+
+def test_class_folders_without_images_are_not_called_missing(tmp_path):
+    spec = tree(tmp_path, {"": 3})
+    (tmp_path / "cat").mkdir()
+    with pytest.raises(DataError, match=r"has 3 images, but none in its class folders and no lab"):
+        load(spec)
 
 
 def test_one_class(tmp_path):
@@ -328,7 +360,7 @@ def test_a_link_to_another_image_of_a_class_folder_is_not_a_second_record(tmp_pa
     [
         ("", "has no column 'file'.* it has nothing"),
         ("file,grade\n", "has no column 'label'.* it has file,grade"),
-        ("file,label\n", "there are no images"),
+        ("file,label\n", r"labels\.csv lists no images: write a line for each"),
         ("path,image,label\n", "'path' and 'image', each of which could be 'file': rename"),
         ("file,class,target\n", "'class' and 'target', each of which could be 'label'"),
         ("file,label,subject,patient_id\n", "'subject' and 'patient_id'"),

@@ -85,9 +85,7 @@ def open_folder(argument: str, options: Options) -> Splits:
     root, findings = Path(argument).expanduser(), options.findings
     listing = _list(root, options)
     if not listing.rows:
-        findings.stop()
-        suffixes = " ".join(sorted(SUFFIXES))
-        raise DataError(f"there are no images in {argument} (looked for CLASS/x with {suffixes})")
+        raise _explain_no_records(root, listing, options)
     unit = None if findings.failed else _read_patients(root, listing, options)
     splits = sorted({row.split for row in listing.rows})
     if "train" not in splits:
@@ -150,6 +148,31 @@ def _list(root: Path, options: Options) -> Listing:
         with options.findings.collecting():
             _refuse_repeats(root, files)
     return listing
+
+
+def _explain_no_records(root: Path, listing: Listing, options: Options) -> DataError:
+    """Return why a folder has no record, and what to do."""
+    if options.findings.failed:
+        return DataError(*options.findings.problems)
+    images = len(find_images(root)[0])
+    if not images:
+        return DataError(f"there are no images in {root}: looked for {' '.join(sorted(SUFFIXES))}")
+    if options.findings.problems:  # of a check: they are why
+        return DataError(*options.findings.problems)
+    if (root / TABLE).is_file():
+        return DataError(f"{root / TABLE} lists no images: write a line for each, with its label")
+    inside = "train/" if (root / "train").is_dir() else ""
+    if options.task == "segmentation":
+        lack, labels = "no folders images and masks", "mask"
+        move = f"move them to {inside}images/ and their masks to {inside}masks/"
+    else:
+        lack = "none in its class folders" if listing.class_names else "no class folders"
+        labels = "label"
+        move = f"move each into a folder of its class ({inside}CLASS/x.png)"
+    return DataError(
+        f"{root} has {counted(images, 'image')}, but {lack} and no {TABLE}: {move}, or list them "
+        f"in {TABLE} with the columns file and {labels}"
+    )
 
 
 def _open_images(root: Path, paths: list[str], options: Options) -> FileImages:
