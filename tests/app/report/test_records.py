@@ -121,6 +121,19 @@ def test_runs_that_differ_in_their_seed_are_one_group() -> None:
     assert [(g.label, len(g.runs)) for g in found] == [("BAM", 3)]
 
 
+def test_labels_name_the_data_and_no_facts_of_a_rule() -> None:
+    """Runs of model auto differ in the facts that the rule read: a label has what it chose."""
+    chosen = ({"n": 446, "epsilon": 8.0}, 2.0, "/home/ann/first"), ({"n": 900}, 3.0, "second")
+    runs = [
+        make(str(k), method="dp-sgd", auto_facts=facts, auto_settings=["clip_norm"] * (k + 1),
+             clip_norm=clip_norm, data=data, ema=None if k else 0.9)
+        for k, (facts, clip_norm, data) in enumerate(chosen)
+    ]  # fmt: skip
+    assert [g.label for g in groups(runs)] == [
+        "DP-SGD, data first, C 2, ema 0.9", "DP-SGD, data second, C 3, ema unset",
+    ]  # fmt: skip
+
+
 def test_labels_name_what_tells_groups_of_a_method_apart() -> None:
     runs = [
         make("a", method="dp-sgd", lam=0.02, batch_size=256),

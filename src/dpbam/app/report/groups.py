@@ -27,6 +27,8 @@ PALETTE_SIZE = 8
 
 #: Settings that are not the method's: runs that differ in nothing else are one group.
 NOT_COMPARED = frozenset(name for name, one in _POLICIES.items() if not one.distinguishes)
+# paths are shown by the name of the data set; what a rule chose from is told by what it chose
+_NOT_IN_LABELS = NOT_COMPARED | {"data", "auto_facts", "auto_settings"}
 Runs = Sequence[Run]
 _MOST = 8  # settings that have a sentence
 
@@ -108,16 +110,18 @@ def _mean_curve(xy: list[tuple[Numbers, Numbers]]) -> tuple[Numbers, Numbers]:
 
 
 def _labels(runs: list[Run]) -> list[str]:
-    """The method, and up to three settings that differ between runs of the same method."""
+    """The method, the data if it differs, and up to three settings that tell runs of it apart."""
     labels = []
     for run in runs:
         same = [other for other in runs if other.method == run.method]
         differing = sorted(
             key
-            for key in set().union(*(other.config for other in same)) - NOT_COMPARED
+            for key in set().union(*(other.config for other in same)) - _NOT_IN_LABELS
             if len({str(other.config.get(key)) for other in same}) > 1
         )
         parts = [f"{_symbol(k)} {_short(k, run.config.get(k))}" for k in differing[:3]]
+        if len({other.data for other in runs}) > 1:
+            parts.insert(0, f"data {_short('data', run.data)}")
         # a reference without privacy wins: no reader may take it for a method to choose
         reference = [] if run.private else ["no privacy"]
         labels.append(", ".join([run.method, *reference, *parts]))
@@ -133,7 +137,9 @@ def _symbol(name: str) -> str:
 
 
 def _short(name: str, value: object) -> str:
-    text = str(value)
+    text = "unset" if value is None else str(value)
+    if isinstance(value, Mapping):
+        text = ", ".join(f"{key} {option}" for key, option in value.items()) or "unset"
     if isinstance(value, float):
         text = up(value) if name == "epsilon" else f"{value:g}"
     return text if len(text) <= 24 else f"{text[:23]}…"
