@@ -304,6 +304,23 @@ def test_a_table_without_its_columns_does_not_hide_the_images(tmp_path):
     assert summarise(parts, inspect(str(tmp_path), Options())[0], None).task is None
 
 
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ("", "labels.csv lists no images: write a line"),
+        ("9.png,a\n", "9.png, which does not exist"),
+    ],
+)
+def test_a_table_of_no_image_is_a_problem_and_all_images_are_checked(tmp_path, rows, words):
+    for k in range(4):
+        write_image(tmp_path / f"{k}.png", seed=k)
+    (tmp_path / "labels.csv").write_text(f"file,label\n{rows}")
+    findings, parts = inspect(str(tmp_path), Options())
+    every([words], findings.problems)
+    assert summarise(parts, findings, None).images == {"train": 4}
+    assert findings.notes == []  # no image is ignored
+
+
 def test_a_row_that_ends_the_table_does_not_hide_those_before_it(tmp_path):
     for k in range(4):
         write_image(tmp_path / f"{k}.png", seed=k)
@@ -341,15 +358,20 @@ def test_a_unit_that_is_no_column_does_not_hide_the_rest(tmp_path):
     assert len(parts["train"]) == 6
 
 
-def test_a_table_in_another_encoding_is_one_sentence(tmp_path):
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+@pytest.mark.parametrize("long", [0, 20_000])  # so that lines before the first error are read
+def test_a_table_in_another_encoding_is_one_sentence_without_counts(tmp_path, encoding, long):
     for k in range(4):
         write_image(tmp_path / f"{k}.png", seed=k)
-    rows = [f"{k}.png,{'größer' if k % 2 else 'a'}" for k in range(4)]
-    (tmp_path / "labels.csv").write_bytes("\n".join(["file,label", *rows]).encode("latin-1"))
-    problems, parts = listed(tmp_path)
-    every(["is not a readable CSV file in UTF-8"], problems)
-    assert problems[0].endswith("save it as UTF-8")
+    remark = "x" * long
+    table = f"file,label,remark\n0.png,a,{remark}\n2.png,a,{remark}\n1.png,größer,\n"
+    (tmp_path / "labels.csv").write_bytes(table.encode(encoding))
+    findings, parts = inspect(str(tmp_path), Options())
+    every(["is not a readable CSV file in UTF-8"], findings.problems)
+    assert findings.problems[0].endswith("save it as UTF-8")
     assert sum(map(len, parts.values())) == 4
+    assert findings.notes == []
+    assert summarise(parts, findings, None) is None
 
 
 def test_a_table_that_cannot_be_read_is_not_blamed_for_the_columns_it_has(tmp_path):

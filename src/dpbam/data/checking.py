@@ -352,14 +352,14 @@ class Summary:
 def summarise(
     datasets: Mapping[str, DataSet], findings: Findings, unit: str | None
 ) -> Summary | None:
-    """Return counts of what a set holds; None if no split could be loaded.
+    """Return counts of what a set holds; None if no split, or not the whole list, could be read.
 
     Args:
         datasets: the splits that could be loaded.
         findings: what was collected while they were.
         unit: the column of the unit of privacy; None or "record" if each record is one.
     """
-    if not datasets:
+    if not datasets or findings.cut_short:
         return None
     first = next(iter(datasets.values()))
     channels, height, width = first.shape

@@ -159,8 +159,6 @@ def _explain_no_records(root: Path, listing: Listing, options: Options) -> DataE
         return DataError(f"there are no images in {root}: looked for {' '.join(sorted(SUFFIXES))}")
     if options.findings.problems:  # of a check: they are why
         return DataError(*options.findings.problems)
-    if (root / TABLE).is_file():
-        return DataError(f"{root / TABLE} lists no images: write a line for each, with its label")
     inside = "train/" if (root / "train").is_dir() else ""
     if options.task == "segmentation":
         lack, labels = "no folders images and masks", "mask"
@@ -345,18 +343,25 @@ def _refuse_repeats(root: Path, files: Iterable[tuple[str, str, int]]) -> None:
 
 def _from_csv(root: Path, options: Options) -> Listing:
     """Labels and columns from ``labels.csv``; the split from its column, else from the path."""
-    listing, table = Listing(), root / TABLE
+    listing, table, findings = Listing(), root / TABLE, options.findings
     paths, notes = find_images(root)
     by_name: dict[str, list[str]] = {}
     for path in paths:
         for name in {PurePosixPath(path).name, PurePosixPath(path).stem}:
             by_name.setdefault(name, []).append(path)
+    known = len(findings.problems)
     for line, values in read_rows(table, options):
-        with options.findings.collecting():
+        with findings.collecting():
             listing.rows.append(_row(root, by_name, line, values, options))
-    options.findings.notes += notes
-    used = {path for row in listing.rows for path in (row.path, row.mask)}
-    _note_unused(options, len(set(paths) - used), f"that {TABLE} does not list")
+    if findings.cut_short:
+        # the rows before the error may be of one class or one split: nothing is said of the whole
+        return Listing()
+    if not listing.rows and len(findings.problems) == known:
+        raise DataError(f"{table} lists no images: write a line for each, with its label")
+    findings.notes += notes
+    if listing.rows:  # else all images are checked
+        used = {path for row in listing.rows for path in (row.path, row.mask)}
+        _note_unused(options, len(set(paths) - used), f"that {TABLE} does not list")
     if len(options.label_columns) > 1 or options.task == "regression":
         listing.class_names = tuple(options.label_columns) or None
     return listing

@@ -68,6 +68,7 @@ def read_rows(table: Path, options: Options) -> Iterator[tuple[int, dict[str, st
                 else:
                     yield line, row
     except (UnicodeDecodeError, csv.Error) as error:  # the rows before it are checked
+        findings.cut_short = True
         way_out = ": save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
         findings.problems.append(f"{table} is not a readable CSV file in UTF-8 ({error}){way_out}")
     except OSError as error:

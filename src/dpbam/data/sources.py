@@ -30,12 +30,15 @@ class Findings:
         thorough: whether everything is looked at, as ``dpbam data check`` does: the headers of all
             image files, and images of other sizes as well.
         sizes: (H, W) of the image files whose headers were read.
+        cut_short: whether the list of records could not be read to its end, so that no count of
+            them would be right.
     """
 
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     thorough: bool = False
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    cut_short: bool = False
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
