@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from types import FunctionType
 from typing import TYPE_CHECKING
 
 import torch
@@ -65,7 +66,7 @@ def check_oracle(oracle: PrivateGradientOracle, loss: Loss, *, filtered: bool) -
 
 
 def check_instance(name: str, component: object, base: type) -> None:
-    """Refuse a component that is no object of its base class; None is left to the caller.
+    """Refuse a name, a class or a function where an object with the hooks of ``base`` belongs.
 
     Example:
         >>> check_instance("method", "bam", Method)
@@ -73,7 +74,7 @@ def check_instance(name: str, component: object, base: type) -> None:
         ...
         dpbam.errors.ArgumentTypeError: method must be an object of a dpbam.methods.Method, got ...
     """
-    if component is None or isinstance(component, base):
+    if not isinstance(component, str | type | FunctionType):
         return
     what = f"the class {component.__name__}" if isinstance(component, type) else repr(component)
     raise ArgumentTypeError(
