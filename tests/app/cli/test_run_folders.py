@@ -363,3 +363,12 @@ def test_evaluate_takes_what_train_takes(dpbam, tmp_path, monkeypatch):
     ended = dpbam("evaluate", tmp_path / "run", "--data", "spectra:load", "--json")
     assert ended.code == 0, ended.err
     assert json.loads(ended.out)["test_set_of_the_run"] is True
+
+
+@pytest.mark.parametrize("flags", [["--seed", 1], []])
+def test_the_end_of_a_seeded_run_does_not_invite_to_publish(dpbam, tmp_path, flags):
+    ended = dpbam("train", *QUICK, *flags, "--out", tmp_path / "out")
+    said = " ".join(ended.out.split())
+    assert ended.code == 0, ended.err
+    assert ("publish of sensitive data nothing, since the run is seeded" in said) == bool(flags)
+    assert ("publish model.safetensors" in said) != bool(flags)

@@ -108,6 +108,9 @@ def test_a_seeded_run_is_for_research_only(tiny):
     assert "**Research only**" in text
     assert "reproducible, research only" in text
     assert "operating system's entropy" not in text
+    listed = "## What may be published\n\n"
+    assert f"{listed}**Of sensitive data nothing**: the run was seeded" in text
+    assert f"{listed}- `model.safetensors`" in to_markdown(made(tiny.replace(seed=None)))
 
 
 def test_the_noise_is_described_as_it_is_drawn(tiny, monkeypatch):

@@ -249,7 +249,10 @@ def _summary(result: RunResult, settings: RunConfig) -> dict[str, object]:
         rows["epsilon"] = "infinite: this is a reference without privacy, not to be published"
     rows["folder"] = result.out
     if settings.private:
-        rows["publish"] = ", ".join([*PUBLISHABLE, *released_files(result.spec.config)])
+        files = ", ".join([*PUBLISHABLE, *released_files(result.spec.config)])
+        if settings.seed is not None:
+            files = f"of sensitive data nothing, since the run is seeded; of other data: {files}"
+        rows["publish"] = files
         rows["keep"] = "everything else, above all non-private/, is for the operator only"
         rows["note"] = (
             f"{metric_label(last.metric)} on held-out records is a release of its own, unless they "

@@ -53,6 +53,7 @@ def to_markdown(s: Statement) -> str:
         "the fingerprints too. A model in another format, as `dpbam export` writes it, has another "
         "fingerprint: `exported.json` next to it lists it.",
         "## What may be published",
+        *([_NOT_OF_SENSITIVE_DATA] if s.seeded and s.private else []),
         _bullets(_files(s.may_be_published)),
         "If the test records are not sensitive, also:",
         _bullets(_files(s.may_be_published_if_the_test_records_are_not_sensitive)),
@@ -117,6 +118,10 @@ p, li { orphans: 3; widows: 3 } p:has(+ table, + ul) { break-after: avoid }
 _NOT_PRIVATE = (
     "**This model gives no privacy.** It was trained without noise, as a reference: epsilon is "
     "infinite. Publishing it may reveal its training data."
+)
+_NOT_OF_SENSITIVE_DATA = (
+    "**Of sensitive data nothing**: the run was seeded, and an attacker who knows or tries out the "
+    "seed can subtract the noise. Of data that are not sensitive:"
 )
 
 
