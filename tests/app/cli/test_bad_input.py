@@ -38,6 +38,11 @@ FLAGS = {
         "which means 1438",
     ),
     "method": (["--epsilon", 3, "--method", "dpsgd"], "did you mean 'dp-sgd'?"),
+    "method with lambda": (
+        ["--epsilon", 3, "--method", "bam-exact:0.02"],
+        "write --method bam --lam 0.02 --gradient exact",
+    ),
+    "lambda of dp-sgd": (["--epsilon", 3, "--method", "dp-sgd:1"], "write --method dp-sgd"),
     "optimizer": (["--epsilon", 3, "--optimizer", "adaam"], "did you mean 'adam'?"),
     "clipping": (["--epsilon", 3, "--clipping", "perlayer"], "did you mean 'per-layer'?"),
     "schedule": (["--epsilon", 3, "--schedule", "cosin"], "did you mean 'cosine'?"),

@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    JsonValue,
+    ValidationError,
+    model_validator,
+)
 
 from dpbam._names import AUTO, ENCODER, ONNX, has_fixed_features
 from dpbam.app.runs.settings import (
@@ -42,7 +49,28 @@ from dpbam.errors import ArgumentError, DPBAMError
 from dpbam.methods import SHARE
 from dpbam.privacy.plan import PrivacyPlan, default_delta, epoch_steps
 
-MethodName: TypeAlias = named(METHODS)  # type: ignore[valid-type]
+
+def _refuse_lambda_in_name(name: object) -> object:
+    """Refuse ``bam:0.02``, as dpbam compare takes it: it would be looked for as a module."""
+    base, _, text = str(name).partition(":")
+    method = base.removesuffix("-exact")
+    try:
+        lam = float(text)
+    except ValueError:
+        return name
+    if method not in METHODS:
+        return name
+    exact = " --gradient exact" if base != method else ""
+    flag = f" --lam {lam:g}" if "lam" in METHODS[method].settings else ""
+    raise ArgumentError(
+        f"a method with its lambda, {name!r}, is for dpbam compare alone: write --method "
+        f"{method}{flag}{exact}"
+    )
+
+
+MethodName: TypeAlias = Annotated[  # type: ignore[valid-type]
+    named(METHODS), BeforeValidator(_refuse_lambda_in_name)
+]
 ClippingName: TypeAlias = named(CLIPPINGS)  # type: ignore[valid-type]
 ModelName: TypeAlias = Annotated[str, Names(MODELS)]  # checked where it is built
 TaskName: TypeAlias = named(TASKS, own_code=False)  # type: ignore[valid-type]
