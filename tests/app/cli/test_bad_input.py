@@ -43,6 +43,10 @@ FLAGS = {
         "write --method bam --lam 0.02 --gradient exact",
     ),
     "lambda of dp-sgd": (["--epsilon", 3, "--method", "dp-sgd:1"], "write --method dp-sgd"),
+    "flag without its value": (
+        ["--epsilon", 3, "--measure-bias", "--epochs", 1],
+        "--measure-bias needs a value, and the flag --epochs follows it (every=N: ",
+    ),
     "optimizer": (["--epsilon", 3, "--optimizer", "adaam"], "did you mean 'adam'?"),
     "clipping": (["--epsilon", 3, "--clipping", "perlayer"], "did you mean 'per-layer'?"),
     "schedule": (["--epsilon", 3, "--schedule", "cosin"], "did you mean 'cosine'?"),

@@ -19,7 +19,7 @@ from dpbam.app.runs.config import ConfigError, RunConfig, read_file
 from dpbam.app.runs.folder import stored_config
 from dpbam.app.runs.meaning import check_code, switched_off_by
 from dpbam.app.runs.settings import Setting, policies, settings
-from dpbam.errors import DPBAMError
+from dpbam.errors import ArgumentError, DPBAMError
 
 ConfigFile = Annotated[
     Path | None,
@@ -187,8 +187,20 @@ def resumed_config(run: Path, flags: Mapping[str, object]) -> RunConfig:
 
 
 def _parameter(setting: Setting) -> inspect.Parameter:
+    def refuse_flag(value: Any) -> Any:
+        # click takes the next word as the value, whatever it is, and then has one too many
+        texts = value if isinstance(value, list | tuple) else (value,)
+        for text in texts:
+            if isinstance(text, str) and text.startswith("--"):
+                raise ArgumentError(
+                    f"{setting.flag} needs a value, and the flag {text} follows it "
+                    f"({setting.help.removesuffix('.')})"
+                )
+        return value
+
     option = typer.Option(
         setting.flag,
+        callback=refuse_flag,
         help=setting.help.replace("[", "\\["),
         rich_help_panel=setting.panel,
         show_default=False,
