@@ -347,6 +347,15 @@ def test_predict_reports_a_damaged_file_and_continues(dpbam, run, tmp_path):
     assert not (tmp_path / "none.csv").exists()
 
 
+def test_predict_counts_what_it_resizes(dpbam, run, tmp_path):
+    for name, size in (("a", (8, 8)), ("b", (9, 8)), ("c", (20, 30))):
+        Image.new("L", size).save(tmp_path / f"{name}.png")
+    ended = dpbam("predict", run, *(tmp_path / f"{name}.png" for name in "abc"))
+    assert (ended.code, len(ended.out.splitlines())) == (0, 4)
+    assert "2 images were resized to 8x8\n" in ended.err
+    assert "resized" not in dpbam("predict", run, tmp_path / "a.png").err
+
+
 def test_evaluate_takes_what_train_takes(dpbam, tmp_path, monkeypatch):
     """Images of 24 channels, from a function of the user's own."""
     (tmp_path / "spectra.py").write_text(

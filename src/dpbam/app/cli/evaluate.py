@@ -172,6 +172,10 @@ def predict(
         warn(" ".join(str(error).split()))
     if not predictions:
         raise DataError(f"none of the {len(paths)} files could be read: nothing was written")
+    if resized := sum(one.resized for one in predictions):
+        _, height, width = loaded.image_shape
+        images = "image was" if resized == 1 else "images were"
+        note(f"{resized} {images} resized to {height}x{width}")
     if masks is not None:
         _write_masks(predictions, masks)
         note(f"{len(predictions)} masks in {masks}, pixels of class numbers from 0")
@@ -359,7 +363,7 @@ def _csv(predictions: Sequence[Prediction], model: RunModel) -> str:
     writer = csv.writer(text, lineterminator="\n")
     first = ["file", "label"] if words.labelled else ["file"]
     writer.writerow([*first, *(cell(words.column.format(name)) for name in model.class_names)])
-    for file, row in predictions:
+    for file, row, _ in predictions:
         values = (f"{row.values[name]:.6f}" for name in model.class_names)
         writer.writerow([cell(file), *([cell(row.label)] if words.labelled else []), *values])
     return text.getvalue()
@@ -367,7 +371,7 @@ def _csv(predictions: Sequence[Prediction], model: RunModel) -> str:
 
 def _json(predictions: Sequence[Prediction], model: RunModel) -> str:
     kind = model.task.words.values
-    rows = [{"file": file, "label": row.label, kind: row.values} for file, row in predictions]
+    rows = [{"file": file, "label": row.label, kind: row.values} for file, row, _ in predictions]
     return to_json(rows, indent=2) + "\n"
 
 

@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpbam.data import DataError, DataSet, read_images, to_float
+from dpbam.data import DataError, DataSet, to_float
 from dpbam.data.arrays import as_images
-from dpbam.data.decode import SUFFIXES
+from dpbam.data.decode import SUFFIXES, FileImages
 from dpbam.data.folder import find_images
 from dpbam.errors import ArgumentError
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from dpbam.app.runs.model_file import RunModel
     from dpbam.tasks.base import Row
     from dpbam.tasks.scores import Evaluation
 
 Pixels = NDArray[np.uint8]
+_Chunk = tuple[list[str], Pixels, set[str]]  # names, images, and which names had another size
 _ROWS = 256  # images at once
 _ARRAYS = ("images", "x", "data", "test_images", "x_test")
 
@@ -31,6 +34,22 @@ class Prediction(NamedTuple):
 
     file: str
     row: Row
+    resized: bool = False  # to the size that the model takes
+
+
+class _SizedFiles(FileImages):
+    """Image files, with the names of those that had another size."""
+
+    def __init__(self, paths: Sequence[Path], model: RunModel) -> None:
+        channels, height, width = model.image_shape
+        names = list(map(str, paths))
+        super().__init__(Path(), names, (height, width), channels, True, model.dicom_window)
+        self.resized: set[str] = set()
+
+    def pixels(self, image: Image.Image, where: str) -> Pixels:
+        if (image.height, image.width) != self.shape[2:]:
+            self.resized.add(where)
+        return super().pixels(image, where)
 
 
 def files_in(places: Sequence[str | Path]) -> list[Path]:
@@ -69,9 +88,9 @@ def predict_files(
         if not path.is_file():
             kind = "a folder, not a file" if path.is_dir() else "not there"
             raise DataError(f"{path} is {kind}: give image files or .npz files")
-    for names, pixels in _chunks(paths, model, on_unreadable or _raise):
+    for names, pixels, resized in _chunks(paths, model, on_unreadable or _raise):
         for name, row in zip(names, _predictions(model, pixels), strict=True):
-            yield Prediction(name, model.task.row(row, thresholds or {}))
+            yield Prediction(name, model.task.row(row, thresholds or {}), name in resized)
 
 
 def _check_shape(model: RunModel, dataset: DataSet) -> None:
@@ -129,7 +148,7 @@ def _predictions(model: RunModel, pixels: Pixels) -> NDArray[Any]:
 
 def _chunks(
     paths: Sequence[Path], model: RunModel, on_unreadable: Callable[[DataError], None]
-) -> Iterator[tuple[list[str], Pixels]]:
+) -> Iterator[_Chunk]:
     """Yield names and pixels, at most some hundred images at once, in the order given."""
     waiting: list[Path] = []
     for path in paths:
@@ -146,18 +165,19 @@ def _chunks(
                 continue
             for start in range(0, len(pixels), _ROWS):
                 rows = np.ascontiguousarray(pixels[start : start + _ROWS])
-                yield [f"{path}[{start + k}]" for k in range(len(rows))], rows
+                yield [f"{path}[{start + k}]" for k in range(len(rows))], rows, set()
     yield from _read(waiting, model, on_unreadable)
 
 
 def _read(
     paths: Sequence[Path], model: RunModel, on_unreadable: Callable[[DataError], None]
-) -> Iterator[tuple[list[str], Pixels]]:
+) -> Iterator[_Chunk]:
     """Yield the images that can be read: all at once, or half by half around one that cannot."""
     if not paths:
         return
     try:
-        pixels = read_images(paths, model.image_shape, model.dicom_window)
+        images = _SizedFiles(paths, model)
+        pixels = images.read(np.arange(len(paths)))
     except DataError as error:
         if len(paths) == 1:
             on_unreadable(error)
@@ -166,7 +186,7 @@ def _read(
         yield from _read(paths[:middle], model, on_unreadable)
         yield from _read(paths[middle:], model, on_unreadable)
         return
-    yield [str(path) for path in paths], pixels
+    yield [images.describe(k) for k in range(len(paths))], pixels, images.resized
 
 
 def _raise(error: DataError) -> None:
