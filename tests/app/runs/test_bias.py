@@ -76,6 +76,8 @@ def test_measuring_leaves_the_run_alone(tiny, tmp_path):
 
 def test_the_command_shows_and_warns(tiny, tmp_path, capsys):
     out = execute(tiny, tmp_path / "run").out
+    assert main(["bias", str(out), "--batches", "1"]) == 0
+    assert "on digits, one batch" in capsys.readouterr().out
     assert main(["bias", str(out), "--batches", "2"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "do not share" in shown

@@ -73,7 +73,9 @@ def _show(settings: RunConfig, measured: Measured) -> None:
     rows = [
         (words, _cell(name, plain), _cell(name, against_own)) for name, words in READINGS.items()
     ]
-    title = f"{settings.method} on {settings.data}, mean of {len(measured.records)} batches"
+    count = len(measured.records)
+    of = "one batch" if count == 1 else f"mean of {count} batches"
+    title = f"{settings.method} on {settings.data}, {of}"
     say(table(("", "against the plain gradient", "against its own"), rows, title=title))
     norms = record.non_private_norms
     values = {
