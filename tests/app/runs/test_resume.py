@@ -288,6 +288,26 @@ def test_epochs_stay_where_the_shape_of_training_depends_on_them(begun, shape):
         resume(out, epochs=2)
 
 
+@pytest.mark.parametrize(
+    ("step", "most", "says"),
+    [
+        (6, 8, "Nothing is left for the other 2 of 8 steps: the training has ended, and the model"),
+        (6, 9, "pays for 1 of the 2 steps to go, so training will end at step 7 of 8"),
+        (6, 12, "What is left pays for all steps to go, 2"),
+        (8, 10, "The model has all 8 steps"),
+    ],
+)
+def test_what_the_budget_pays_for_after_a_crash_is_said(tiny, step, most, says):
+    config = tiny.replace(seed=None)
+    plan = prepare(config).plan
+    ledger = plan.ledger()
+    for k in range(step + 2):
+        ledger.charge("s", k, noise_multiplier=plan.noise_multiplier,
+                      sampling_rate=plan.sampling_rate)  # fmt: skip
+    message = execution._lost_steps(config, plan, ledger, step, max(most, len(ledger)))
+    assert says in message
+
+
 def test_moved_data_is_known_by_its_content(begun, tmp_path):
     """Folders and .npz files may move; the statement then names the test records as they are."""
     rng = np.random.default_rng(0)

@@ -434,13 +434,30 @@ def _lost_steps(config: RunConfig, plan: PrivacyPlan, ledger: Ledger, step: int,
     if config.seed is not None or not plan.private:
         same = "They are repeated with the same noise, at no further cost"
         return began + (same if plan.private else "They are taken again")
-    left, planned = max(0, min(plan.steps - step, most - len(ledger))), plan.steps - step
+    left = max(0, min(plan.steps - step, most - len(ledger)))
     budget = "" if config.epsilon is None else f" of {up(config.epsilon)}"
-    end = "" if left == planned else f", so training will end at step {step + left} of {plan.steps}"
     return (
         f"{began}They are paid for, since new noise cannot repeat them: epsilon "
         f"{up(ledger.epsilon())}{budget} is spent, and {up(plan.epsilon(step))} would be without "
-        f"them. Of the {planned} steps to go, {left} can be paid for{end}"
+        f"them. {_steps_ahead(step, left, plan.steps)}"
+    )
+
+
+def _steps_ahead(step: int, left: int, steps: int) -> str:
+    """Say how many of the steps after ``step`` the run's epsilon pays for: ``left`` of them."""
+    planned = steps - step
+    if not planned:
+        return f"The model has all {steps} steps"
+    if not left:
+        return (
+            f"Nothing is left for the other {planned} of {steps} steps: the training has ended, "
+            f"and the model is that of step {step}"
+        )
+    if left == planned:
+        return f"What is left pays for all steps to go, {planned}"
+    return (
+        f"What is left pays for {left} of the {planned} steps to go, so training will end at step "
+        f"{step + left} of {steps}"
     )
 
 
