@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -345,6 +346,23 @@ def test_predict_reports_a_damaged_file_and_continues(dpbam, run, tmp_path):
     assert ended.code == 2
     assert "none of the 4 files could be read: nothing was written" in ended.err
     assert not (tmp_path / "none.csv").exists()
+
+
+def test_the_end_of_a_run_has_what_is_left_of_a_budget(dpbam, tmp_path):
+    budget = tmp_path / "budget.json"
+    budget.write_text('{"epsilon": 50.0, "delta": 1e-4, "accountant": "rdp"}')
+    args = [*QUICK, "--delta", 1e-4, "--budget", budget]
+    left = []
+    for name in ("first", "second"):
+        said = " ".join(dpbam("train", *args, "--out", tmp_path / name).out.split())
+        figures = re.search(
+            r"epsilon (\S+) of 50 is taken at delta 0.0001, about (\S+) is left", said
+        )
+        assert figures is not None, said
+        taken, rest = map(float, figures.groups())
+        assert taken + rest == pytest.approx(50, rel=1e-3)
+        left.append(rest)
+    assert left[1] < left[0]
 
 
 def test_predict_counts_what_it_resizes(dpbam, run, tmp_path):

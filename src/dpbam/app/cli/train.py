@@ -17,7 +17,7 @@ from dpbam.app.cli.boundary import INTERRUPTED
 from dpbam.app.cli.flags import ConfigFile, resumed_config, run_config, settings_as_flags
 from dpbam.app.cli.output import console, facts, note, number, option, print_json, say, warn
 from dpbam.app.cli.progress import JsonLinesReporter, LiveReporter, QuietReporter
-from dpbam.app.runs import RunConfig, RunInterruptedError, RunResult, execute, prepare
+from dpbam.app.runs import Budget, RunConfig, RunInterruptedError, RunResult, execute, prepare
 from dpbam.app.runs.automatic import best_change, expectation, with_default_model
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
 from dpbam.app.runs.preparation import duration
@@ -25,7 +25,7 @@ from dpbam.app.runs.spending import preview
 from dpbam.app.runs.statement import released_files
 from dpbam.distributed import Ranks, joined, launched
 from dpbam.errors import ArgumentError
-from dpbam.privacy.rounding import up
+from dpbam.privacy.rounding import down, up
 from dpbam.tasks.scores import explain_no_gain, metric_label, metric_text
 from dpbam.training.events import Reporter
 
@@ -227,6 +227,16 @@ def _end(result: RunResult) -> dict[str, object]:
     }
 
 
+def _budget(path: Path) -> str:
+    """Say what of a data set's budget is left: about, since epsilons do not just add up."""
+    budget = Budget(path)
+    (epsilon, delta), taken = budget.total, budget.epsilon()
+    return (
+        f"epsilon {up(taken)} of {up(epsilon)} is taken at delta {number(delta)}, about "
+        f"{down(max(0.0, epsilon - taken))} is left ({path})"
+    )
+
+
 def _summary(result: RunResult, settings: RunConfig) -> dict[str, object]:
     last = result.evaluations[-1]
     rows: dict[str, object] = {
@@ -245,6 +255,8 @@ def _summary(result: RunResult, settings: RunConfig) -> dict[str, object]:
     if settings.private:
         budget = f" of {up(settings.epsilon)}" if settings.epsilon else ""
         rows["epsilon"] = f"{up(result.epsilon)}{budget} at delta {number(result.delta)}"
+        if settings.budget is not None:
+            rows["data set's budget"] = _budget(settings.budget)
     else:
         rows["epsilon"] = "infinite: this is a reference without privacy, not to be published"
     rows["folder"] = result.out
