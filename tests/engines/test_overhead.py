@@ -24,15 +24,15 @@ import kernels
 import nets
 
 PER_PLAIN = {  # kernels of a whole step, as multiples of the plain forward and backward pass
-    ("convolutions", "dp-sgd"): 4.8,
-    ("convolutions", "bam"): 7.8,
-    ("convolutions", "bam-exact"): 18.0,
-    ("resnet9", "dp-sgd"): 4.2,
-    ("resnet9", "bam"): 8.4,
-    ("resnet9", "bam-exact"): 13.2,
-    ("vit", "dp-sgd"): 2.6,
-    ("vit", "bam"): 4.7,
-    ("vit", "bam-exact"): 10.0,
+    ("convolutions", "dp-sgd"): 3.0,
+    ("convolutions", "bam"): 6.0,
+    ("convolutions", "bam-exact"): 15.5,
+    ("resnet9", "dp-sgd"): 3.9,
+    ("resnet9", "bam"): 8.0,
+    ("resnet9", "bam-exact"): 12.5,
+    ("vit", "dp-sgd"): 2.4,
+    ("vit", "bam"): 4.4,
+    ("vit", "bam-exact"): 9.8,
     ("lstm", "dp-sgd"): 14.5,  # torch runs a plain LSTM of 32 steps as one kernel, 20 in all
     ("lstm", "bam"): 45.0,
     ("lstm", "bam-exact"): 40.5,
