@@ -319,6 +319,8 @@ def test_moved_data_is_known_by_its_content(begun, tmp_path):
     old, moved = tmp_path / "old", tmp_path / "moved"
     out = begun(data=str(old), batch_size=100)
     old.rename(moved)
+    with pytest.raises(RunError, match=r"data is not at .*old: if it was moved, name where"):
+        resume(out)
     with pytest.raises(RunError, match=r"data was .*old when the run began and cannot become dig"):
         resume(out, data="digits")
     for split, name in (("train", "data"), ("test", "test data")):

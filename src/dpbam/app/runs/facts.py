@@ -105,6 +105,11 @@ def check_config(facts: RunFacts, config: RunConfig) -> None:
             f"{name} was {_show(old)} when the run began and cannot become {_show(now)}: resume "
             f"without it, or start a new run with another --out"
         )
+    if _kind_of_path(new.data) and not Path(new.data).expanduser().exists():
+        raise RunError(
+            f"the run's data is not at {new.data}: if it was moved, name where it is now, "
+            "--resume --data PATH"
+        )
 
 
 def check_prepared(facts: RunFacts, prepared: Prepared, world: int = 1) -> None:
