@@ -342,6 +342,7 @@ def run(path: Path, seed: int | None, steps: int, scale: float = 1.0) -> Private
     model, (x, y) = smooth_net(), samples(4)
     ledger = Ledger(delta=1e-3, path=path)
     oracle = sized_oracle(model, cross_entropy, private_plan(), seed=seed, ledger=ledger)
+    oracle.expect_earlier_steps()
     for _ in range(steps):
         oracle.backward(scale * x, y)
     return oracle
@@ -493,3 +494,28 @@ def test_a_method_by_name_or_class_is_refused_in_a_sentence(wrong: object) -> No
     for name in ("method", "clipping", "filter"):
         with pytest.raises(TypeError, match=rf"{name} must be an object of a dpbam\..*, got "):
             sized_oracle(smooth_net(), cross_entropy, private_plan(), **{name: wrong})
+
+
+def test_a_new_training_on_an_old_ledger_file_is_warned(tmp_path: Path) -> None:
+    """Not one that continues: it loads its state."""
+    plan = private_plan(n=40, batch_size=4, steps=2)
+
+    def oracle_on(path: Path) -> PrivateGradientOracle:
+        ledger = plan.ledger(path)
+        return PrivateGradientOracle(smooth_net(), cross_entropy, plan, ledger=ledger)
+
+    first = oracle_on(tmp_path / "ledger.jsonl")
+    first.backward(*next(first.batches(samples(40))))
+    state = first.state_dict()
+    first.ledger.close()
+    resumed = oracle_on(tmp_path / "ledger.jsonl")
+    resumed.load_state_dict(state)
+    resumed.backward(*next(resumed.batches(samples(40))))
+    resumed.ledger.close()
+    again = oracle_on(tmp_path / "ledger.jsonl")
+    batches = again.batches(samples(40))
+    with pytest.warns(
+        UserWarning, match="has 2 steps of an earlier training: its epsilon will end"
+    ):
+        again.backward(*next(batches))
+    again.backward(*next(batches))

@@ -33,6 +33,7 @@ Whether a check refuses depends on the data without noise; the exception is for 
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,9 +48,11 @@ from dpbam.batches import LogicalBatch
 from dpbam.errors import ArgumentError, PlanViolationError
 from dpbam.nn import check_model
 from dpbam.params import WeakTensors, trained_and_constant, version_of
+from dpbam.privacy.accounting import total_epsilon
 from dpbam.privacy.clipping import Clipping, StepClipping
-from dpbam.privacy.ledger import Ledger
+from dpbam.privacy.ledger import BEFORE, Ledger
 from dpbam.privacy.plan import PrivacyPlan
+from dpbam.privacy.rounding import up
 from dpbam.privacy.sampling import BatchSizes
 
 if TYPE_CHECKING:
@@ -95,6 +98,7 @@ class Guard:
     def __init__(self, plan: PrivacyPlan, names: list[str]) -> None:
         self._names, self._sizes = names, BatchSizes(plan.n, plan.batch_size)
         self.step_runs = False  # set while ``backward`` runs
+        self.knows_ledger = False  # whether its earlier steps were looked at
 
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"step_runs": False}  # of a copy, no step is running
@@ -124,6 +128,9 @@ class Guard:
         plan.check_step(oracle.step)
         if ranks.leads:  # it has the ledger
             plan.check_before(oracle.ledger, oracle.before)
+            if not self.knows_ledger:
+                warn_of_earlier_steps(oracle)
+        self.knows_ledger = True
 
         # the model may have been changed since the oracle was made
         theta, constants = trained_and_constant(oracle.model, oracle.loss)
@@ -170,6 +177,7 @@ class Guard:
         """Refuse a state whose steps are not on the ledger, and begin new runs of sizes."""
         if oracle.ranks.leads:  # it has the ledger
             oracle.plan.check_resumed(oracle.ledger, step)
+        self.knows_ledger = True
         self._sizes = BatchSizes(oracle.plan.n, oracle.plan.batch_size)
 
 
@@ -240,6 +248,31 @@ def check_unchanged(names: list[str], parameters: Iterable[str]) -> None:
         raise ArgumentError(
             "the model's trainable parameters are not those that the oracle was made for: "
             "make a new oracle after freezing or unfreezing, with the same ledger"
+        )
+
+
+def warn_of_earlier_steps(oracle: PrivateGradientOracle) -> None:
+    """Warn of a ledger file that has steps of another training: its epsilon counts them, too.
+
+    Guarantee: none; the ledger's epsilon is right without it, and above the plan's.
+
+    Assumptions: a training that continues another one loads its state, and is not warned.
+
+    Proof: entries under other names than the oracle's own are counted.
+    """
+    plan, ledger = oracle.plan, oracle.ledger
+    if not plan.private or ledger.path is None:
+        return
+    earlier = [entry for entry in ledger.entries() if entry["stream"] != oracle.stream]
+    count = sum(not entry["stream"].endswith(BEFORE) for entry in earlier)
+    if count:
+        spent = [*ledger.charges(), *plan.charges(plan.steps)]
+        total = total_epsilon(spent, ledger.delta, accountant=ledger.accountant)
+        warnings.warn(
+            f"the ledger {ledger.path} has {count} steps of an earlier training: its epsilon will "
+            f"end at {up(total)}, where this plan alone costs {up(plan.epsilon())}; give a "
+            "new training a new file, and to continue the earlier one load its state",
+            stacklevel=5,
         )
 
 

@@ -155,9 +155,9 @@ class PrivateGradientOracle:
             )
         self.model, self.loss, self.plan = model, loss, plan
         self.method = DPSGD() if method is None else method
-        for name, given, base in (("method", method, Method), ("clipping", clipping, Clipping),
+        for name, component, base in (("method", method, Method), ("clipping", clipping, Clipping),
                                   ("filter", filter, Filter)):  # fmt: skip
-            check_instance(name, given, base)
+            check_instance(name, component, base)
         self.clipping = plan.clipper() if clipping is None else clipping
         self.sampling = _validate.one_of("sampling", sampling, SAMPLINGS)
         self.randomness = Randomness(seed)
@@ -469,6 +469,10 @@ class PrivateGradientOracle:
             f"step {attempt.number} is charged and counts as taken, and .grad {holds}: continue "
             "with the next batch, not with this one"
         )
+
+    def expect_earlier_steps(self) -> None:
+        """Do not warn of steps that the ledger has: they are this training's, begun again."""
+        self._guard.knows_ledger = True
 
     def unmoved(self) -> list[str]:
         """Return the trained parameters that nothing has changed since the last ``backward``.

@@ -107,6 +107,7 @@ def run(path: Path, seed: int | None, steps: int, scale: float = 1.0) -> int:
     model, (x, y) = smooth_net(), samples(4)
     ledger = Ledger(1e-3, path=path)
     oracle = sized_oracle(model, cross_entropy, private_plan(), seed=seed, ledger=ledger)
+    oracle.expect_earlier_steps()
     for _ in range(steps):
         oracle.backward(scale * x, y)
     return len(Ledger(1e-3, path=path))

@@ -149,6 +149,7 @@ def check_ledgers_on_one_file_share_their_batches() -> None:
         oracle, other = oracle_of(), oracle_of()
         for each in (oracle, other):
             each.ledger = each.plan.ledger(Path(folder) / "ledger.jsonl")
+            each.expect_earlier_steps()
         other.stream = "another"
         batch = next(oracle.batches(samples(N)))
         oracle.backward(*batch)

@@ -329,6 +329,7 @@ def test_logs_tell_epsilon_and_nothing_of_the_training_data(tmp_path: Path) -> N
     assert state["total_flos"] == 0
 
 
+@pytest.mark.filterwarnings("ignore:the ledger .* has")
 def test_a_ledger_of_another_run_is_refused(tmp_path: Path) -> None:
     trainer(tmp_path).train()
     with pytest.raises(ValueError, match=r"holds 8 steps of an earlier run: resume it"):

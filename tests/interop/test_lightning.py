@@ -162,6 +162,7 @@ def test_the_users_class_loads_the_checkpoint(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.filterwarnings("ignore:the ledger .* has")
 def test_a_ledger_of_another_run_is_refused(tmp_path: Path) -> None:
     fit(tmp_path, epochs=1)
     with pytest.raises(ValueError, match=r"holds 5 steps of an earlier run: resume it"):

@@ -57,7 +57,12 @@ def screens(epsilon: float) -> dict[str, str]:
     reporter._say = lines.append  # type: ignore[method-assign]
     reporter.on_evaluation(evaluation)
     settings: Any = SimpleNamespace(
-        private=True, epsilon=epsilon, release_counts=None, release_norms=None, release_centre=None
+        private=True,
+        epsilon=epsilon,
+        release_counts=None,
+        release_norms=None,
+        release_centre=None,
+        budget=None, seed=None,
     )
     result: Any = SimpleNamespace(
         epsilon=epsilon, delta=0.5, score=900.0, metric="accuracy", evaluations=[evaluation],

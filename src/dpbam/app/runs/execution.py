@@ -194,6 +194,7 @@ class _Session:
             self._load(trainer, ledger, latest)
             check_unchanged(trainer.model, self.facts)
         else:  # new weights, which have seen no data
+            oracle.expect_earlier_steps()  # of this run: it says what they cost
             tensors = initial_tensors(trainer.model)
             self.facts = self.facts.model_copy(update={"initial_tensors": tensors})
         spending.check_ledger(plan, ledger, oracle.step)
