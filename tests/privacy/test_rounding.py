@@ -62,7 +62,8 @@ def screens(epsilon: float) -> dict[str, str]:
         release_counts=None,
         release_norms=None,
         release_centre=None,
-        budget=None, seed=None,
+        budget=None,
+        seed=None,
     )
     result: Any = SimpleNamespace(
         epsilon=epsilon, delta=0.5, score=900.0, metric="accuracy", evaluations=[evaluation],
