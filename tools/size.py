@@ -49,7 +49,7 @@ AUDIT = {
     "scratch.py": "",
     "joint_release.py": "StepStatistics check_counted",
     "observers.py": "UnitFacts Observation Watch",
-    "params.py": "shifted restored overwrite _copy_into add_into sum_of_none separated",
+    "params.py": "shifted restored overwrite _copy_into add_into sum_of_none separated bits_of",
     "privacy/clipping.py": "Clipping StepClipping shield_norms measure check_factors check_alone "
     "portions check_groups",
     "own_code.py": "",

@@ -129,8 +129,9 @@ class Views:
 
     def _compares_again(self, augment: Callable[..., Any]) -> bool:
         """Whether a later physical batch is compared with one other: of the user's code, some."""
-        share = random.SystemRandom().random()  # the global generators must not move
-        return share < _COMPARED_AGAIN and not is_built_in_function(augment)
+        if is_built_in_function(augment):
+            return False
+        return random.SystemRandom().random() < _COMPARED_AGAIN  # no global generator may move
 
     def keys_of(self, keys: Tensor) -> Tensor:
         """Map the keys of [N] rows to those of their views, [N K]."""

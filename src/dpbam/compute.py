@@ -153,9 +153,9 @@ class Runner:
             Exception: the last engine's, if none supports the model.
         """
         reasons: list[str] = []
-        before = list(self._engines)
+        engines = list(self._engines)  # a record on which all fail gives none of them up
         while True:
-            engine = self._engines[0]
+            engine = engines[0]
             try:
                 directions = engine.directions(batch, method, lam, plain=plain)
                 break
@@ -163,23 +163,19 @@ class Runner:
                 raise
             except Exception as error:
                 chosen = self._served or self._tried_on == engine.name
-                if len(self._engines) == 1 or (
-                    chosen and not isinstance(error, UnsupportedModelError)
-                ):
-                    self._engines = before  # a record on which all fail gives none of them up
+                if len(engines) == 1 or (chosen and not isinstance(error, UnsupportedModelError)):
                     raise
                 if chosen:
-                    self._engines = before
                     raise UnsupportedModelError(
                         f"{error} (the {engine.name} engine has computed other rows of this model; "
                         "which engine serves must not depend on a record: choose one that supports "
-                        f"all of them, such as Compute(engine={self._engines[-1].name!r}))"
+                        f"all of them, such as Compute(engine={engines[-1].name!r}))"
                     ) from error
                 text = str(error).strip() or type(error).__name__
                 reason = text.splitlines()[0].rstrip(".")
                 reasons.append(f"the {engine.name} engine does not support this: {reason}")
-                del self._engines[0]
-        self._served = True
+                del engines[0]
+        self._engines, self._served = engines, True
         if reasons:
             warnings.warn(
                 f"{'; '.join(reasons)}. The {engine.name} engine is used, which "

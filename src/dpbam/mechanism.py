@@ -266,7 +266,8 @@ def clipped_sums(step: Step) -> dict[str, Query]:
         # a refusal discards the sums; what the device knows is read in one wait
         measured, was_written = read_together(clipping.measured(), changed())
         check_unwritten(was_written)
-        clipping.verify(measured)
+    # at theta again: a clipping that holds the model must find it as it was before the shift
+    clipping.verify(measured)
     check_method_state(step)
     watch.copy_sum(gradient)
     # sigma_t C_t; a plan without noise may have no clip, so that C_t is infinite

@@ -524,7 +524,7 @@ class PrivateGradientOracle:
 
     def _call_method(self, method: Method, hook: str, *arguments: Any) -> Any:
         """Call a hook that must not change the method; of dpbam's own none does."""
-        if self._own_method:
+        if self._own_method and overrides(method, hook):
             return call_hook(method, hook, *arguments)
         return getattr(method, hook)(*arguments)
 

@@ -49,25 +49,36 @@ def trained_and_constant(
             seen.add(id(parameter))
             if parameter.requires_grad:
                 trained[f"{path}.{key}" if path else key] = parameter
-            elif _is_dense(parameter):
-                constant.append(parameter)
+            else:
+                constant += _memory_of(parameter)
         if module._buffers:
-            constant += _dense_buffers(module)
+            constant += _buffers_of(module)
     if isinstance(loss, nn.Module):
         for _, module in modules_of(loss):
             of_loss = [p for p in module._parameters.values() if p is not None]
-            constant += [p for p in of_loss if id(p) not in seen and _is_dense(p)]
-            constant += _dense_buffers(module)
+            constant += [t for p in of_loss if id(p) not in seen for t in _memory_of(p)]
+            constant += _buffers_of(module)
     return trained, constant
 
 
-def _dense_buffers(module: nn.Module) -> list[Tensor]:
-    return [t for t in module._buffers.values() if t is not None and _is_dense(t)]
+def _buffers_of(module: nn.Module) -> list[Tensor]:
+    buffers = [t for t in module._buffers.values() if t is not None]
+    return [numbers for t in buffers for numbers in _memory_of(t)]
 
 
-def _is_dense(t: Tensor) -> bool:
-    """Whether each entry is in memory of its own."""
-    return t.layout is torch.strided and not (t.is_quantized or t.is_meta)
+def _memory_of(t: Tensor) -> list[Tensor]:
+    """Return the tensors that hold a constant's numbers; none of a quantised or a meta tensor."""
+    if t.is_meta or t.is_quantized:
+        return []
+    if t.layout is torch.strided:
+        return [t]
+    if t.layout is torch.sparse_coo:
+        return [t._indices(), t._values()]
+    if t.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [t.crow_indices(), t.col_indices(), t.values()]
+    if t.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [t.ccol_indices(), t.row_indices(), t.values()]
+    return []
 
 
 def modules_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -355,6 +366,20 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes.items():
             module.training = training
+
+
+def bits_of(t: Tensor) -> Tensor:
+    """Return a view of a tensor's memory as whole numbers; of a complex one, of both parts."""
+    if t.is_conj():  # the same memory, not conjugated
+        t = t.conj()
+    if t.is_neg():
+        t = t._neg_view()
+    if t.is_complex():
+        t = torch.view_as_real(t)
+    return t.view(_INTEGERS[t.element_size()])
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def digest(tree: Mapping[str, Tensor]) -> str:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpbam.errors import PlanViolationError
-from dpbam.params import Params, sum_of_none
+from dpbam.params import Params, bits_of, sum_of_none
 from dpbam.privacy.noise import GaussianNoise, NoiseMechanism, Query
 from dpbam.privacy.secure_noise import SecureGaussianNoise
 
@@ -146,7 +146,7 @@ class ParameterBits:
         self._tensors = [p.detach() for p in parameters]
         self._places = list(map(_place, self._tensors))
         self.device = self._tensors[0].device
-        self._views = list(map(_bits, self._tensors))
+        self._views = list(map(bits_of, self._tensors))
         self._views = [v.view(-1) if v.is_contiguous() else v for v in self._views]
         self._copies = [v.new_empty(0) for v in self._views]  # shaped as the views
         self._kinds: list[_BitsOfKind] = []
@@ -229,17 +229,6 @@ def check_unwritten(changed: bool) -> None:
         )
 
 
-def _bits(t: Tensor) -> Tensor:
-    """Return a view of a tensor's memory as whole numbers; of a complex one, of both parts."""
-    if t.is_conj():  # the same memory, not conjugated
-        t = t.conj()
-    if t.is_neg():
-        t = t._neg_view()
-    if t.is_complex():
-        t = torch.view_as_real(t)
-    return t.view(_INTEGERS[t.element_size()])
-
-
 def _place(t: Tensor) -> tuple[object, ...]:
     return t.data_ptr(), t.shape, t.stride(), t.dtype, t.device
 
@@ -251,7 +240,7 @@ def _sums_of_bits(tensors: Sequence[Tensor]) -> list[Tensor]:
     """
     sums = []
     for t in tensors:
-        each = _bits(t.detach()).contiguous().view(-1).view(torch.uint8)
+        each = bits_of(t.detach()).contiguous().view(-1).view(torch.uint8)
         if each.storage_offset() % 8:  # as a view of a larger tensor may be
             each = each.clone()
         end = each.numel() // (8 * _ROW) * (8 * _ROW)
@@ -263,4 +252,3 @@ def _sums_of_bits(tensors: Sequence[Tensor]) -> list[Tensor]:
 _COPIED = 2**14  # entries of a constant that is compared with a copy
 _ROW = 2**10  # numbers
 _LARGE = 2**18  # entries of all parameters
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

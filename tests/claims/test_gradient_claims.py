@@ -672,7 +672,7 @@ MISTAKES = {
     "a large buffer that a pass has changed": Mistake(
         check_a_pass_writes_to_no_buffer,
         params,
-        "_dense_buffers",
+        "_buffers_of",
         lambda original: lambda module: [],
     ),
     "a loss's parameter that a pass has changed": Mistake(

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from dpbam import (
     BAM,
+    DPSAT,
     DPSGD,
     Clipping,
     FlatClipping,
@@ -400,6 +401,21 @@ def test_what_a_clipping_keeps_in_an_attribute_of_any_kind_is_seen(what: str) ->
             return super().scales(norms)
 
     assert "in an attribute" in refusal_of(oracle_of(Keeping()))
+
+
+def test_a_clipping_may_hold_the_model_whose_weights_a_method_shifts() -> None:
+    """They are compared when the shift is undone."""
+
+    class OfModel(FlatClipping):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__(1.0)
+            vars(self)["model"] = model
+
+    model = nn.Linear(4, 3).double()
+    oracle = sized_oracle(model, cross_entropy, private_plan(), DPSAT(0.1), clipping=OfModel(model))
+    for seed in range(2):
+        oracle.backward(*samples(9, seed=seed))
+    assert len(oracle.ledger) == 2
 
 
 # --- discrete in the other units

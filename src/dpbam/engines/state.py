@@ -44,7 +44,7 @@ from dpbam.engines.batching import is_wrapped
 from dpbam.engines.generators import GENERATORS, generator_state
 from dpbam.methods import Method
 from dpbam.own_code import refuse
-from dpbam.params import modules_of
+from dpbam.params import bits_of, modules_of
 
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
 _SKIPPED = frozenset(_VALUES)  # by type: they cannot change in place
@@ -256,7 +256,7 @@ class Snapshot:
             return version, None
         if value.layout is not torch.strided or value.is_quantized:
             return version, None
-        return version, value.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return version, bits_of(value.detach()).numpy().tobytes()
 
 
 class _FlatTables(NamedTuple):
