@@ -492,7 +492,7 @@ def test_a_record_on_which_all_engines_fail_gives_none_of_them_up() -> None:
 @pytest.mark.parametrize("wrong", ["bam", BAM, lambda grad, theta, lam: grad(theta)])
 def test_a_method_by_name_or_class_is_refused_in_a_sentence(wrong: object) -> None:
     for name in ("method", "clipping", "filter"):
-        with pytest.raises(TypeError, match=rf"{name} must be an object of a dpbam\..*, got "):
+        with pytest.raises(TypeError, match=rf"{name} must be an object of dpbam\..*, got "):
             sized_oracle(smooth_net(), cross_entropy, private_plan(), **{name: wrong})
 
 

@@ -72,14 +72,14 @@ def check_instance(name: str, component: object, base: type) -> None:
         >>> check_instance("method", "bam", Method)
         Traceback (most recent call last):
         ...
-        dpbam.errors.ArgumentTypeError: method must be an object of a dpbam.methods.Method, got ...
+        dpbam.errors.ArgumentTypeError: method must be an object of dpbam.methods.Method, got ...
     """
     if not isinstance(component, str | type | FunctionType):
         return
     what = f"the class {component.__name__}" if isinstance(component, type) else repr(component)
     raise ArgumentTypeError(
-        f"{name} must be an object of a {base.__module__}.{base.__name__}, got {what}: make one, "
-        f"with its options, and pass it"
+        f"{name} must be an object of {base.__module__}.{base.__name__}, got {what}: make one, "
+        "with its options, and pass it"
     )
 
 
